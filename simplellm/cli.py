@@ -1,0 +1,110 @@
+"""The command `simplellm`: generate, demo, info, bench. Every error a user can cause is one line on stderr and exit 1."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from simplellm import __version__
+from simplellm.errors import SimpleLLMError
+
+DEMO_PROMPTS = ("What is the meaning of life?", "Roses are red, violets", "Once upon a time")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code."""
+    args = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO if args.verbose else logging.WARNING, format="%(name)s: %(message)s")
+    try:
+        return int(args.run(args) or 0)
+    except SimpleLLMError as error:
+        print(f"simplellm: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe left, as `head` does
+        sys.stderr.close()
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="simplellm", description="Inference for gpt-oss-20b and gpt-oss-120b.")
+    parser.add_argument("--version", action="version", version=f"simplellm {__version__}")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say what is loaded and how long it takes")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    generate = commands.add_parser("generate", help="continue a text, streaming")
+    generate.add_argument("prompt", help="the text; - reads standard input")
+    _add_engine_options(generate)
+    generate.add_argument("--max-tokens", type=int, default=256)
+    generate.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default 1)")
+    generate.add_argument("--top-p", type=float, default=1.0)
+    generate.add_argument("--top-k", type=int, default=0)
+    generate.add_argument("--min-p", type=float, default=0.0)
+    generate.add_argument("--seed", type=int)
+    generate.add_argument("--stop", action="append", default=[], help="end before this text; may be repeated")
+    generate.set_defaults(run=_generate)
+
+    demo = commands.add_parser("demo", help="generate with the built-in model")
+    demo.set_defaults(run=_demo)
+
+    info = commands.add_parser("info", help="a checkpoint's shapes, bytes, and what fits in a GPU's memory")
+    info.add_argument("path")
+    info.add_argument("--memory-gb", type=float, help="GPU memory (default: 80 and 141)")
+    info.set_defaults(run=_info)
+    return parser
+
+
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="PATH", help="a checkpoint folder (default: the small built-in model)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+    parser.add_argument("--memory-gb", type=float, help="for weights and KV together")
+    parser.add_argument("--max-context", type=int)
+
+
+def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    names = ("device", "dtype", "memory_gb", "max_context")
+    return {name: getattr(args, name) for name in names}
+
+
+def _generate(args: argparse.Namespace) -> None:
+    from simplellm.api import LLM
+
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop")
+    with LLM(args.model, **_engine_options(args)) as llm:
+        _show(llm, prompt, **{name: getattr(args, name) for name in names})
+
+
+def _demo(args: argparse.Namespace) -> None:
+    from simplellm.api import LLM
+
+    print("The built-in model is tiny and its weights are random: the text is noise, the engine is real.\n")
+    with LLM() as llm:
+        for prompt in DEMO_PROMPTS:
+            print(f">>> {prompt}")
+            _show(llm, prompt, max_tokens=64, seed=0)
+
+
+def _show(llm: Any, prompt: str, **sampling: Any) -> None:
+    """Stream one answer to stdout, then its speed to stderr."""
+    began, first, num_tokens = time.perf_counter(), 0.0, 0
+    for chunk in llm.stream(prompt, **sampling):
+        first = first or time.perf_counter()
+        num_tokens += len(chunk.token_ids)
+        print(chunk.text, end="", flush=True)
+    ended = time.perf_counter()
+    rate = (num_tokens - 1) / (ended - first) if num_tokens > 1 else 0.0
+    print(flush=True)
+    print(f"[{num_tokens} tokens, first after {first - began:.3f} s, then {rate:.1f} tokens per second]", file=sys.stderr)
+
+
+def _info(args: argparse.Namespace) -> None:
+    from simplellm.info import describe
+
+    print(describe(args.path, args.memory_gb))

@@ -1,0 +1,97 @@
+"""From a checkpoint folder to a running engine: device, weights, how many KV pages fit, the thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from simplellm.config import PAGE, EngineConfig, ModelConfig
+from simplellm.engine.loop import Loop
+from simplellm.engine.runner import Runner
+from simplellm.engine.scheduler import Scheduler
+from simplellm.engine.worker import Worker
+from simplellm.errors import OptionError
+from simplellm.model.checkpoint import load_config
+from simplellm.model.gpt_oss import GptOss
+from simplellm.model.weights import list_sources, load_weights
+
+log = logging.getLogger("simplellm")
+
+CPU_SHARE = 8  # without memory_gb, KV pages on a CPU take at most this part of the machine's memory
+GPU_SPARE = 4 << 30  # bytes left for activations and the CUDA context
+
+
+@dataclass(slots=True)
+class Engine:
+    """A started engine."""
+
+    model_config: ModelConfig
+    scheduler: Scheduler
+    worker: Worker
+
+    def close(self) -> None:
+        """Stop the thread and let go of weights and pages."""
+        self.worker.close()
+
+
+def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
+    """Load the checkpoint in `path` and start its engine. Raises CheckpointError, OptionError.
+
+    end_ids: tokens that end an answer, besides those that the checkpoint's configuration names.
+    """
+    began = time.monotonic()
+    device = pick_device(options.device)
+    config = load_config(path)
+    max_context = config.max_context if options.max_context is None else options.max_context
+    if max_context > config.max_context:
+        raise OptionError(f"max_context: {max_context} is above the model's {config.max_context}")
+    weights = load_weights(path, config, device=str(device), progress=options.progress)
+    model = GptOss(config, weights, getattr(torch, options.dtype), max_context)
+    num_pages = options.num_pages or count_pages(
+        config, options, device, sum(source.num_bytes for source in list_sources(config)), max_context
+    )
+    runner = Runner(model, num_pages, options.max_running, max_context, options.penalty_slots)
+    scheduler = Scheduler(
+        options,
+        num_pages=num_pages,
+        max_context=max_context,
+        sliding_window=config.sliding_window,
+        eos_ids=end_ids | frozenset(config.eos_token_ids),
+    )
+    log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
+    return Engine(config, scheduler, Worker(Loop(scheduler, runner, options.lag)))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device an option names; "auto" is the first GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise OptionError(f"device: {name!r}, but PyTorch finds no CUDA GPU (try device='cpu')")
+    return torch.device(name)
+
+
+def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device, weight_bytes: int, max_context: int) -> int:
+    """KV pages that memory allows, at most what `max_running` full contexts can use."""
+    itemsize = getattr(torch, options.dtype).itemsize
+    page = config.page_bytes(itemsize)
+    if options.memory_gb is not None:
+        spare = GPU_SPARE if device.type == "cuda" else 0
+        room = int(options.memory_gb * 1e9) - weight_bytes - spare
+    elif device.type == "cuda":
+        room = torch.cuda.mem_get_info(device)[0] - GPU_SPARE
+    else:
+        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // CPU_SHARE
+    most = 1 + options.max_running * ((max_context + PAGE - 1) // PAGE + 2 + options.token_budget // PAGE)
+    num_pages = min(room // page, most)
+    if num_pages < 8:
+        raise OptionError(
+            f"memory_gb: weights of {weight_bytes / 1e9:.1f} GB leave room for {max(num_pages, 0)} KV pages "
+            f"of {page / 1e6:.1f} MB; at least 8 are needed"
+        )
+    return num_pages

@@ -1,0 +1,111 @@
+"""The engine's thread: takes requests in, drives the loop, hands events out. Works in a script, in Jupyter, under asyncio.
+
+One thread owns scheduler and runner; callers touch only the inbox. A failing step fails every request, once, and the
+engine with it: nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from simplellm.engine.loop import Loop
+from simplellm.engine.scheduler import Request
+from simplellm.errors import EngineError
+from simplellm.request import Event
+
+Sink = Callable[[Event], None]  # called in the engine's thread
+
+log = logging.getLogger("simplellm")
+
+
+class Worker:
+    """Runs a loop in a daemon thread until `close`."""
+
+    def __init__(self, loop: Loop):
+        self.loop = loop
+        self.failure: EngineError | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._sinks: dict[int, Sink] = {}
+        self._thread = threading.Thread(target=self._run, name="simplellm-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Queue requests together; their events go to `sink`. Raises EngineError once the engine has ended."""
+
+        def take() -> None:
+            for request in requests:
+                self._sinks[request.rid] = sink
+                self.loop.scheduler.add(request)
+
+        self._post(take)
+
+    def abort(self, rids: Sequence[int], reason: str = "abort") -> None:
+        """End requests in whatever state they are; each gets a last event with this reason, unless it has ended."""
+
+        def drop() -> None:
+            for rid in rids:
+                event = self.loop.scheduler.abort(rid, reason)
+                if event is not None:
+                    self._deliver([event])
+
+        with suppress(EngineError):  # which failed them already
+            self._post(drop)
+
+    def close(self) -> None:
+        """Stop the thread; what is pending fails with EngineError. Safe to call twice and from the engine's thread."""
+        self._end(EngineError("the engine was stopped"))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            if self.failure is not None:
+                raise self.failure
+            self._inbox.append(action)
+            self._wake.notify()
+
+    def _end(self, failure: EngineError) -> None:
+        with self._wake:
+            self.failure = self.failure or failure
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            while self._next_actions():
+                self._deliver(self.loop.step())
+        except Exception as error:
+            log.exception("the engine failed")
+            self._end(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
+        for action in self._drain():
+            action()  # so that its requests have sinks to fail
+        for rid in list(self._sinks):
+            self._deliver([Event(rid, finish_reason="error", error=str(self.failure))])
+
+    def _next_actions(self) -> bool:
+        """Wait for something to do, take the inbox in; False once the engine ends."""
+        with self._wake:
+            while not self._inbox and self.loop.idle and self.failure is None:
+                self._wake.wait()
+            if self.failure is not None:
+                return False
+        for action in self._drain():
+            action()
+        return True
+
+    def _drain(self) -> list[Callable[[], None]]:
+        with self._wake:
+            actions = list(self._inbox)
+            self._inbox.clear()
+        return actions
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        for event in events:
+            ended = event.finish_reason is not None
+            sink = self._sinks.pop(event.rid, None) if ended else self._sinks.get(event.rid)
+            if sink is not None:
+                sink(event)

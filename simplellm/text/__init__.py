@@ -1,0 +1,1 @@
+"""Tokens <-> text <-> harmony messages. Knows nothing of engines; imports only the vocabulary (errors, config)."""
