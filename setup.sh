@@ -208,7 +208,7 @@ install_torch() {
 
 install() {
   local key; key="$(cksum <pyproject.toml) $build"
-  if [[ -f $stamp && $(head -n 1 "$stamp") != "$key" ]]; then :; fi
+  if [[ -f $stamp && $(head -n 1 "$stamp") != "$key" ]]; then rm "$stamp"; fi
   if [[ -f $stamp ]] && grep -qx "extras:$extras" "$stamp"; then return; fi
   [[ -f $stamp ]] || install_torch
   try_pip --editable ".${extras:+[$extras]}" || pip_failed "pip found no set of packages that fits"

@@ -124,13 +124,12 @@ class RowStart:
     stop_ids: frozenset[int]  # not to be drawn before min_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PageUpdate:
+class PageUpdate(NamedTuple):
     """Entry `index` of the row's page table of that kind is now `page`."""
 
     row: int
     window: bool
-    index: int  # position // PAGE
+    index: int  # type: ignore[assignment]  # position // PAGE; hides tuple.index
     page: int
 
 

@@ -6,16 +6,25 @@ quantised axes.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from simplellm.model.checkpoint import Layout, load_config
+from simplellm.model.checkpoint import INDEX, Layout, load_config
 from simplellm.model.weights import list_sources
-from tools.make_checkpoint import Flavour, add_tokenizer, hf_config, original_config, write_checkpoint, write_json
+from tools.make_checkpoint import (
+    Flavour,
+    add_tokenizer,
+    encode_header,
+    hf_config,
+    list_entries,
+    original_config,
+    split_shards,
+    write_checkpoint,
+    write_json,
+)
 from tools.tiny_tokenizer import tiny_tokenizer
 
-__all__ = ["make", "make_hollow", "tiny_tokenizer", "write_shard"]
+__all__ = ["make", "make_hollow", "tiny_tokenizer"]
 
 
 def make(
@@ -62,25 +71,10 @@ def make_hollow(path: Path, config: dict[str, Any], shards: int) -> Path:
     """A full-size checkpoint without its disk space: each shard is a true header, then a hole that reads as zeros."""
     path.mkdir()
     write_json(path / "config.json", config)
-    sources = list_sources(load_config(path))
-    size = -(-len(sources) // shards)
-    places = {}
-    for i in range(shards):
-        name, header, end = f"model-{i:05}-of-{shards - 1:05}.safetensors", {}, 0
-        for source in sources[i * size : (i + 1) * size]:
-            offsets, end = [end, end + source.num_bytes], end + source.num_bytes
-            header[source.name] = {"dtype": source.dtype, "shape": source.shape, "data_offsets": offsets}
-            places[source.name] = name
-        write_shard(path / name, header, b"", end)
-    write_json(path / "model.safetensors.index.json", {"weight_map": places})
+    parts = split_shards(list_sources(load_config(path)), "hf", shards)
+    for name, part in parts.items():
+        header, num_bytes = list_entries(part)
+        with (path / name).open("wb") as stream:
+            stream.truncate(stream.write(encode_header(header)) + num_bytes)
+    write_json(path / INDEX, {"weight_map": {tensor: name for name, part in parts.items() for tensor in part}})
     return path
-
-
-def write_shard(file: Path, header: Any, data: bytes, num_bytes: int | None = None) -> None:
-    """A safetensors file by hand, of whatever header; `num_bytes` of data, where more than given, are a hole."""
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with file.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text + data)
-        if num_bytes is not None:
-            stream.truncate(8 + len(text) + num_bytes)

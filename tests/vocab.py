@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from simplellm.text.tokenizer import Tokenizer
+
 RANKS_SHA256 = "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d"  # o200k_base.tiktoken
 JSON_SHA256 = "0614fe83cadab421296e664e1f48f4261fa8fef6e03e63bb75c20f38e37d07d3"  # tokenizer.json
 
@@ -71,6 +73,12 @@ def tokenizer_json() -> Path:
         assert digest == JSON_SHA256, f"rebuilt tokenizer.json has sha256 {digest}"
         _write(path, data)
     return path
+
+
+@functools.cache
+def tokenizer() -> Tokenizer:
+    """The official tokenizer, loaded once per test process."""
+    return Tokenizer.from_file(tokenizer_json())
 
 
 @functools.cache

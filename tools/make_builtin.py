@@ -38,8 +38,6 @@ def main() -> None:
     add_tokenizer(BUILTIN, config, tokenizer)
     total = write_checkpoint(BUILTIN, config, flavour=Flavour(seed=0))
     (BUILTIN / "README.md").write_text(README, encoding="utf-8")
-    for file in BUILTIN.iterdir():
-        file.chmod(0o644)  # safetensors writes files that only their owner can read
     print(f"{BUILTIN}: {total:,} bytes of tensors")
 
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from simplellm.config import FULL, WINDOW, ModelConfig
 from simplellm.model.checkpoint import INDEX, SINGLE, Layout, load_config
-from simplellm.model.weights import Source, list_sources
+from simplellm.model.weights import ITEM_BYTES, Source, list_sources
 
 SIZES = {"20b": (24, 32, 3), "120b": (36, 128, 15)}  # layers, experts, shards of the official files
 CODE_RMS = math.sqrt(68.5 / 8)  # of the eight E2M1 magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6
@@ -90,28 +89,57 @@ def original_config(layers: int, experts: int, **fields: Any) -> dict[str, Any]:
 def write_checkpoint(
     path: Path, config: dict[str, Any], layout: Layout = "hf", shards: int = 1, flavour: Flavour | None = None
 ) -> int:
-    """Write config.json and the weights into folder `path`, a shard in memory at a time. Returns the tensors' bytes."""
+    """Write config.json and the weights into folder `path`, one tensor in memory at a time. Returns the tensors' bytes."""
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / "config.json", config)
     model = load_config(path)
     sources = list_sources(model, layout)
-    total = sum(source.num_bytes for source in sources)
-    names = _shard_names(layout, shards)
+    tensors = _tensors(sources, model, flavour or Flavour())
     places: dict[str, str] = {}  # tensor -> file
-    pending: dict[str, torch.Tensor] = {}
-    written, shard = 0, 0
-    for name, tensor in _tensors(sources, model, flavour or Flavour()):
-        if written * shards >= (shard + 1) * total and pending:
-            save_file(pending, path / names[shard], metadata={"format": "pt"})
-            pending, shard = {}, shard + 1
-        pending[name] = tensor
-        places[name] = names[shard]
-        written += tensor.nbytes
-    save_file(pending, path / names[shard], metadata={"format": "pt"})
-    assert written == total and shard == shards - 1, f"{shards} shards are too many"
+    for file, part in split_shards(sources, layout, shards).items():
+        header, _ = list_entries(part)
+        with (path / file).open("wb") as stream:
+            stream.write(encode_header(header))
+            for name in part:
+                drawn, tensor = next(tensors)
+                assert drawn == name
+                stream.write(tensor.view(torch.uint8).numpy())
+        places |= dict.fromkeys(part, file)
+    total = sum(source.num_bytes for source in sources)
     if layout == "hf" and shards > 1:
         write_json(path / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
     return total
+
+
+def split_shards(sources: list[Source], layout: Layout, shards: int) -> dict[str, dict[str, Source]]:
+    """File name -> stored tensors in order, of about equal bytes per file."""
+    names = _shard_names(layout, shards)
+    total, before = sum(source.num_bytes for source in sources), 0
+    parts: dict[str, dict[str, Source]] = {name: {} for name in names}
+    places: dict[str, str] = {}
+    for source in sources:  # the q, k and v of a fused tensor stay together, where its first rows are
+        place = places.setdefault(source.name, names[before * shards // total])
+        parts[place].setdefault(source.name, source)
+        before += source.num_bytes
+    assert all(parts.values()), f"{shards} shards are too many"
+    return parts
+
+
+def list_entries(part: dict[str, Source]) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file that holds these tensors, and the bytes of their data."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, source in part.items():
+        start, end = end, end + math.prod(source.stored) * ITEM_BYTES[source.dtype]
+        header[name] = {"dtype": source.dtype, "shape": source.stored, "data_offsets": [start, end]}
+    return header, end
+
+
+def encode_header(header: Any) -> bytes:
+    """Length and JSON, padded so that the data behind it is aligned to 8 bytes: the start of a safetensors file."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def add_tokenizer(path: Path, config: dict[str, Any], tokenizer: dict[str, Any], layout: Layout = "hf") -> None:

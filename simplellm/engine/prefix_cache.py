@@ -74,6 +74,7 @@ class PrefixCache:
         parent = parent or self.roots.setdefault(salt, Node(None, salt, 0, -1))
         full, window = pages
         key = tuple(tokens)
+        assert len(key) == PAGE, "a page with unknown tokens"
         node = parent.children.get(key)
         if node is None:
             node = parent.children[key] = Node(parent, key, full, step)

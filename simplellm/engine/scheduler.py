@@ -61,9 +61,7 @@ class Scheduler:
     its pages go, its tokens stay, and it waits at its place. Admission never preempts, so a higher priority waits for room.
     """
 
-    def __init__(
-        self, config: EngineConfig, *, num_pages: int, max_context: int, sliding_window: int, eos_ids: frozenset[int]
-    ):
+    def __init__(self, config: EngineConfig, *, num_pages: int, max_context: int, sliding_window: int, eos_ids: frozenset[int]):
         self.config, self.max_context, self.eos_ids = config, max_context, eos_ids
         self.tables = Tables(num_pages, sliding_window)
         self.pool, self.cache = self.tables.pool, self.tables.cache
@@ -76,7 +74,6 @@ class Scheduler:
         self._slots = list(range(config.penalty_slots - 1, -1, -1))
         self._groups: Counter[object] = Counter()  # members that have not ended, by salt; without a prefix cache only
         self._step = 0  # of the next plan
-        self._committed = -1
         self._num_arrived = 0
         self._flying: deque[tuple[int, list[Request]]] = deque()
 
@@ -162,7 +159,6 @@ class Scheduler:
         """Take in the oldest plan's results: one Event for each request that got something, or ended."""
         step, requests = self._flying.popleft()
         assert step == plan.step, "plans are committed in order"
-        self._committed = step
         events = []
         tokens, logprobs, new = results.tokens, results.logprobs, _new
         for at, request in enumerate(requests):
@@ -223,7 +219,7 @@ class Scheduler:
             self._preempt(draft, last)
             if last is request:
                 return False
-        self.tables.register(request, min(position, len(request.tokens)), self._step - 1)
+        self.tables.register(request, position, self._step - 1)
         self.tables.take_full(request, position + 1, draft.page_updates)
         self.tables.take_window(request, position + 1, draft.page_updates)
         request.smooth = min(len(request.full) * PAGE, request.limit - 1)
@@ -236,8 +232,9 @@ class Scheduler:
         end = min(known, start + draft.budget)
         if request.scored < scored_end and start < scored_end:
             end = min(end, start + draft.score_budget)
-        end = self._fit_window(draft, request, end, later)
-        if end <= start:
+        if end > start:
+            end = self._fit_window(draft, request, end, later)
+        if end == start:
             return
         targets: tuple[int, ...] = ()
         if request.scored < min(end, scored_end):
@@ -270,11 +267,9 @@ class Scheduler:
         """Start waiting requests, in order."""
         for _ in range(min(len(self.parked), len(self._slots))):
             insort(self.waiting, self.parked.pop(0), key=_order)
-        at = num_passed = 0
-        while at < len(self.waiting) and self._rows and draft.budget > 0 and num_passed < MAX_PASSED:
+        at = 0  # those before it are passed over
+        while at < min(len(self.waiting), MAX_PASSED) and self._rows and draft.budget > 0:
             request = self.waiting[at]
-            if request.rejoin > self._committed:
-                return
             if request.sampling.penalised and not self._slots:
                 insort(self.parked, self.waiting.pop(at), key=_order)
                 continue
@@ -282,7 +277,6 @@ class Scheduler:
             if request.salt is not None and (request.sampling.prompt_logprobs is None or self._is_scored(request)):
                 num_hit, soon = self.cache.match(request.salt, request.tokens, request.nodes, self._step)
             if soon:
-                num_passed += 1
                 at += 1
             elif self.pool.num_available < self.tables.need(request, num_hit) + len(self.running):
                 return
@@ -319,7 +313,7 @@ class Scheduler:
         request.scored += len(scores)
         deferred = span.sample and token is None
         if deferred:
-            assert request.deferred, f"no token for request {span.rid} in step {self._committed}"
+            assert request.deferred, f"no token for request {span.rid}"
             request.deferred = False
         elif request.row >= 0:
             request.computed = span.end
@@ -351,7 +345,6 @@ class Scheduler:
         self._leave(request)
         request.planned = request.computed = request.smooth = 0
         request.decoding = False
-        request.rejoin = self._step - 1
         insort(self.waiting, request, key=_order)
         self.num_preemptions += 1
         draft.preempted = True

@@ -47,7 +47,6 @@ class Request:
     decoding: bool = False  # all tokens but the last drawn one are planned, so the next span has one token
     smooth: int = 0  # while planned < smooth, the next span needs neither pages nor thought
     due: int = 0  # while computed < due, a commit frees nothing and ends nothing but by a stop token
-    rejoin: int = -1  # the step after whose commit it may be admitted again: a token of it was in flight
     deferred: bool = False  # its span in flight will give no token
     finished: bool = False
 

@@ -23,10 +23,10 @@ log = logging.getLogger("simplellm")
 
 
 class Worker:
-    """Runs a loop in a daemon thread until `close`."""
+    """Runs a loop in a daemon thread until `close`. `prepare` is called in that thread first."""
 
-    def __init__(self, loop: Loop):
-        self.loop = loop
+    def __init__(self, loop: Loop, prepare: Callable[[], None] | None = None):
+        self.loop, self._prepare = loop, prepare
         self.failure: EngineError | None = None
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -76,6 +76,8 @@ class Worker:
 
     def _run(self) -> None:
         try:
+            if self._prepare is not None:
+                self._prepare()
             while self._next_actions():
                 self._deliver(self.loop.step())
         except Exception as error:

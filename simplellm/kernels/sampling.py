@@ -70,7 +70,8 @@ def _keep(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p:
     before[:, 0] = 0
     inside = (before < top_p.double()[:, None]).sum(-1, keepdim=True).clamp(min=1)
     nucleus = ranked.gather(1, inside - 1)
-    return scaled >= torch.where(top_p[:, None] < 1, torch.maximum(kth, nucleus), kth)
+    least = torch.where(top_p[:, None] < 1, torch.maximum(kth, nucleus), kth)
+    return (scaled >= least) & (scaled > -torch.inf)
 
 
 def sample_ref(

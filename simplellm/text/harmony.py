@@ -326,9 +326,7 @@ def _control(tokenizer: Tokenizer, name: str) -> int:
     try:
         return tokenizer.special[name]
     except KeyError:
-        raise CheckpointError(
-            f"tokenizer.json has no control token {name}, which chat needs: not a gpt-oss file"
-        ) from None
+        raise CheckpointError(f"tokenizer.json has no control token {name}, which chat needs: not a gpt-oss file") from None
 
 
 def _kind(value: Any) -> str:

@@ -178,9 +178,7 @@ class Engine:
     def __init__(self, *, lag: int, num_pages: int = 64, max_context: int = 4096, window: int = PAGE, **options: object):
         config = EngineConfig.from_options(lag=lag, **options)
         self.lag, self.window = lag, window
-        self.scheduler = Scheduler(
-            config, num_pages=num_pages, max_context=max_context, sliding_window=window, eos_ids=EOS
-        )
+        self.scheduler = Scheduler(config, num_pages=num_pages, max_context=max_context, sliding_window=window, eos_ids=EOS)
         self.runner = FakeRunner(self.scheduler, window)
         self.requests: dict[int, Request] = {}
         self.answers: dict[int, list[int]] = {}

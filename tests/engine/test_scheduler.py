@@ -74,7 +74,7 @@ def test_pages_all_come_back(lag: int) -> None:
 @lags
 def test_request_alone_runs_to_its_clamped_end(lag: int) -> None:
     """The tightest pools: every page is needed at some time, and nobody else can be preempted."""
-    for num_pages in (3, 4, 5, 7):
+    for num_pages in (3, 4, 5, 6, 7):
         for num_prompt in (1, 128, 129, 256, 500):
             for cache in (True, False):
                 engine = Engine(lag=lag, num_pages=num_pages, prefix_cache=cache)
@@ -379,6 +379,4 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(
-    max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestChaos.settings = settings(max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ from simplellm.config import FULL, WINDOW, ModelConfig
 from simplellm.errors import CheckpointError
 from simplellm.model.checkpoint import find_layout, find_tensors, load_config, read_header
 from tests.checkpoints import make
-from tools.make_checkpoint import hf_config, original_config
+from tools.make_checkpoint import encode_header, hf_config, original_config
 
 OFFICIAL_20B = ModelConfig(
     num_layers=24,
@@ -267,8 +267,6 @@ ENTRY = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
     ids=repr,
 )
 def test_a_header_of_another_form_is_garbage(tmp_path: Path, header: Any) -> None:
-    from tests.checkpoints import write_shard
-
-    write_shard(tmp_path / "a.safetensors", header, b"ab")
+    (tmp_path / "a.safetensors").write_bytes(encode_header(header) + b"ab")
     with pytest.raises(CheckpointError, match="header is garbage"):
         read_header(tmp_path / "a.safetensors")

@@ -33,11 +33,6 @@ CORPUS = [
 
 
 @pytest.fixture(scope="module")
-def official() -> Tokenizer:
-    return Tokenizer.from_file(vocab.tokenizer_json())
-
-
-@pytest.fixture(scope="module")
 def oracle() -> tokenizers.Tokenizer:
     loaded = tokenizers.Tokenizer.from_file(str(vocab.tokenizer_json()))
     loaded.encode_special_tokens = True  # marker text stays text, as ours has it
