@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from simplellm.config import EngineConfig
+from simplellm.config import EngineConfig, suggest
 from simplellm.engine.scheduler import Request
 from simplellm.engine.start import start
 from simplellm.errors import RequestError
@@ -83,6 +83,10 @@ class LLM:
 
     def _job(self, prompts: Any, priority: int, cache_salt: str, sampling: Mapping[str, Any]) -> Job:
         """Check everything, queue nothing."""
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise RequestError("priority", f"{priority!r} is not a whole number")
+        if not isinstance(cache_salt, str):
+            raise RequestError("cache_salt", f"{cache_salt!r} is not a string")
         listed = prompt_list(prompts)
         settings = sampling_list(sampling, len(listed))
         many = not (isinstance(prompts, str) or listed[0] is prompts)
@@ -162,7 +166,7 @@ def sampling_list(sampling: Mapping[str, Any], num_prompts: int) -> list[Samplin
     """One Sampling per prompt from keywords whose values are one for all or a list of one per prompt."""
     for name in sampling:
         if name not in _SAMPLING:
-            raise RequestError(name, f"no such setting; there are {', '.join(_SAMPLING)}")
+            raise RequestError(name, f"no such setting; {suggest(name, _SAMPLING)}")
     columns = {name: _column(name, value, num_prompts) for name, value in sampling.items()}
     return [Sampling(**{name: column[i] for name, column in columns.items()}) for i in range(num_prompts)]
 

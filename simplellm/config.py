@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,14 +90,25 @@ class EngineConfig:
             raise OptionError(f"dtype: {self.dtype!r} is neither bfloat16 nor float32")
         if self.lag not in (0, 1):
             raise OptionError(f"lag: {self.lag!r} is neither 0 nor 1")
-        for name, low in (("max_running", 1), ("token_budget", 1), ("penalty_slots", 1)):
-            if (value := getattr(self, name)) < low:
-                raise OptionError(f"{name}: {value} is below {low}")
-        for name, least in (("max_context", 2), ("num_pages", 4)):
-            if (value := getattr(self, name)) is not None and value < least:
+        for name in ("prefix_cache", "progress"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OptionError(f"{name}: {value!r} is neither True nor False")
+        for name, least in (
+            ("max_running", 1),
+            ("token_budget", 1),
+            ("penalty_slots", 1),
+            ("max_context", 2),
+            ("num_pages", 4),
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("max_context", "num_pages"):
+                continue
+            if not isinstance(value, int):
+                raise OptionError(f"{name}: {value!r} is not a whole number")
+            if value < least:
                 raise OptionError(f"{name}: {value} is below {least}")
-        if self.memory_gb is not None and self.memory_gb <= 0:
-            raise OptionError(f"memory_gb: {self.memory_gb} is not above 0")
+        if self.memory_gb is not None and not (isinstance(self.memory_gb, (int, float)) and self.memory_gb > 0):
+            raise OptionError(f"memory_gb: {self.memory_gb!r} is not above 0")
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -104,10 +116,14 @@ class EngineConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
-                raise OptionError(f"unknown option {name!r}; {hint}")
+                raise OptionError(f"unknown option {name!r}; {suggest(name, known)}")
         return cls(**options)
+
+
+def suggest(name: str, known: Sequence[str]) -> str:
+    """What to say of a name that is not known: the near one, or all of them."""
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -57,6 +57,8 @@ class Sampling:
         _between("presence_penalty", self.presence_penalty, -2, 2)
         _between("frequency_penalty", self.frequency_penalty, -2, 2)
         _between("repetition_penalty", self.repetition_penalty, 0, 10, open_low=True)
+        if not isinstance(self.logit_bias, Mapping):
+            raise RequestError("logit_bias", f"{self.logit_bias!r} is not a mapping from token ids to biases")
         if len(self.logit_bias) > MAX_LOGIT_BIAS:
             raise RequestError("logit_bias", f"{len(self.logit_bias)} entries, at most {MAX_LOGIT_BIAS}")
         for token, bias in self.logit_bias.items():
@@ -67,6 +69,11 @@ class Sampling:
         if self.max_tokens is not None:
             _between("max_tokens", self.max_tokens, 0, math.inf, whole=True)
         _between("min_tokens", self.min_tokens, 0, math.inf if self.max_tokens is None else self.max_tokens, whole=True)
+        for name in ("stop", "stop_token_ids"):
+            if not isinstance(getattr(self, name), tuple):
+                raise RequestError(
+                    name, f"{getattr(self, name)!r} is no string or list: give strings (stop) or ids (stop_token_ids)"
+                )
         if len(self.stop) > MAX_STOPS:
             raise RequestError("stop", f"{len(self.stop)} strings, at most {MAX_STOPS}")
         for text in self.stop:

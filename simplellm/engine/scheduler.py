@@ -11,6 +11,7 @@ import time
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Protocol
 
 from simplellm.config import PAGE, EngineConfig
@@ -178,10 +179,11 @@ class Scheduler:
     def audit(self) -> None:
         """Raise AssertionError unless the books balance: pages, rows, slots, queues. For tests."""
         self.tables.audit(self.running)
-        queues = self.waiting + self.parked + self.running
-        assert sorted(queues, key=_order) == sorted(self.requests.values(), key=_order), "a request is not in one queue"
+        queued = {request.rid: request for queue in (self.waiting, self.parked, self.running) for request in queue}
+        assert queued == self.requests, "a request is in no queue"
+        assert len(queued) == len(self.waiting) + len(self.parked) + len(self.running), "or in two"
         for queue in (self.waiting, self.parked, self.running):
-            assert queue == sorted(queue, key=_order), "a queue is out of order"
+            assert all(_order(a) < _order(b) for a, b in pairwise(queue)), "a queue is out of order"
         rows = self._rows + [request.row for request in self.running]
         assert sorted(rows) == list(range(self.config.max_running)), "a row is lost or shared"
         slots = self._slots + [request.penalty_slot for request in self.running if request.sampling.penalised]

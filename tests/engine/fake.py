@@ -217,7 +217,6 @@ class Engine:
         for rid in skip:
             self.scheduler.defer(rid)
         self._flying.append((plan, self.runner.head(plan, raw, skip)))
-        self.scheduler.audit()
         while len(self._flying) > self.lag:
             self._commit(1)
         between()
@@ -251,7 +250,7 @@ class Engine:
         for _ in range(len(self._flying) if num is None else num):
             for event in self.scheduler.commit(*self._flying.pop(0)):
                 self._take(event)
-            self.scheduler.audit()
+        self.scheduler.audit()
 
     def _take(self, event: Event) -> None:
         rid = event.rid
