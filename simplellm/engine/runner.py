@@ -91,6 +91,10 @@ class Runner:
         tokens = {span.rid: token for span, token in zip(pending.drawing, pending.tokens.tolist(), strict=True)}
         return Results(tokens, pending.logprobs, pending.scores)
 
+    def close(self) -> None:
+        """Let go of weights and pages."""
+        del self.model, self.kv
+
     def _batch(self, plan: Plan) -> Batch:
         spans = plan.spans
         lengths = [len(span.tokens) for span in spans]

@@ -34,11 +34,16 @@ class Engine:
 
     model_config: ModelConfig
     scheduler: Scheduler
+    runner: Runner
     worker: Worker
+    closed: bool = False
 
     def close(self) -> None:
         """Stop the thread and let go of weights and pages."""
         self.worker.close()
+        if not self.closed:
+            self.closed = True
+            self.runner.close()
 
 
 def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
@@ -68,7 +73,7 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
     log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
     worker = Worker(Loop(scheduler, runner, options.lag), partial(torch.set_num_threads, 1) if alone else None)
-    return Engine(config, scheduler, worker)
+    return Engine(config, scheduler, runner, worker)
 
 
 def pick_device(name: str) -> torch.device:

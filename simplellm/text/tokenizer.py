@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterable
@@ -55,8 +56,9 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """Text of `ids`. Invalid UTF-8 becomes U+FFFD; control tokens are left out or spelled, unknown ids left out."""
-        names: dict[int, bytes] = {} if skip_special else self._names
-        return b"".join(self._bytes.get(i) or names.get(i, b"") for i in ids).decode("utf-8", "replace")
+        if skip_special:
+            return _joined(self._bytes, ids).decode("utf-8", "replace")
+        return b"".join(self._bytes.get(i) or self._names.get(i, b"") for i in ids).decode("utf-8", "replace")
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes the token stands for; none for a control token or an unknown id."""
@@ -86,7 +88,7 @@ class Decoder:
 
     def push(self, ids: Iterable[int]) -> str:
         """The characters that these ids complete; bytes of an unfinished one wait."""
-        return self._utf8.decode(b"".join(self._bytes.get(i, b"") for i in ids))
+        return self._utf8.decode(_joined(self._bytes, ids))
 
     def flush(self) -> str:
         """What waits, as U+FFFD; afterwards the decoder is as new."""
@@ -96,6 +98,10 @@ class Decoder:
 
 
 _LONG_SPACES = re.compile(rf"\s{{{LONG_RUN}}}")
+
+
+def _joined(token_bytes: dict[int, bytes], ids: Iterable[int]) -> bytes:
+    return b"".join(map(token_bytes.get, ids, itertools.repeat(b"")))
 
 
 def _parse(data: dict[str, Any]) -> tuple[dict[bytes, int], dict[str, int], str]:

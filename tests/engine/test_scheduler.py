@@ -373,4 +373,4 @@ class Chaos(RuleBasedStateMachine):
 
 
 TestChaos = Chaos.TestCase
-TestChaos.settings = settings(max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+TestChaos.settings = settings(max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))

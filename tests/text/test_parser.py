@@ -105,6 +105,9 @@ def test_two_calls_count_as_one_without_parallel_tool_calls(official):
     parser, deltas = parse(official, ids, parallel_tool_calls=False)
     assert [call.arguments for call in fold(deltas).tool_calls] == ['{"city":"Oslo"}']
     assert parser.stopped and parser.finish_kind == "tool_calls"
+    more = ids_of(official, "<|start|>assistant<|channel|>final<|message|>and")
+    assert fold(parse(official, ids[:19] + more, parallel_tool_calls=False)[1]).content == ""
+    assert fold(parse(official, ids[:19] + more)[1]).content == "and"
 
 
 messages = st.lists(
@@ -296,12 +299,23 @@ def test_a_character_cut_in_half_ends_as_a_replacement(official):
 
 
 def test_a_long_answer_without_a_header_streams(official):
-    """Held back only until it cannot be a header; a character at the limit stays whole."""
-    for lead in range(6):
-        text = "." * lead + "🙂é" * HEADER_LIMIT
-        parser = Parser(official, TOOLS)
-        deltas = [delta for token in official.encode(text) for delta in parser.push([token])]
-        assert len(deltas) > 10 and fold(deltas + parser.finish()).content == text
+    """It is held back only until it cannot be a header."""
+    text = "🙂é" * HEADER_LIMIT
+    parser = Parser(official, TOOLS)
+    deltas = [delta for token in official.encode(text) for delta in parser.push([token])]
+    assert len(deltas) > 10 and fold(deltas + parser.finish()).content == text
+
+
+def test_a_character_across_the_header_limit_stays_whole(official):
+    ranks = vocab.ranks()
+    parts = [ranks[b" \xf0\x9f"], ranks[b"\x99"], ranks[b"\x82"]]
+    parser, deltas = parse(official, official.encode("a" * HEADER_LIMIT) + parts, [1])
+    assert fold(deltas).content == "a" * HEADER_LIMIT + " 🙂"
+
+
+def test_an_endless_header_is_shown_rather_than_lost(official):
+    message, _ = answer(official, "<|channel|>commentary to=functions." + "x" * HEADER_LIMIT + " and more")
+    assert message.reasoning.endswith("x and more")
 
 
 def test_streams_piece_by_piece_and_the_name_once(official):
