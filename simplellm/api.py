@@ -20,7 +20,7 @@ from simplellm.engine.start import start
 from simplellm.errors import RequestError
 from simplellm.generation import Answer, Generation, Job, Stream
 from simplellm.request import Event, Sampling
-from simplellm.text.stops import TextStream
+from simplellm.text.reader import TextReader
 from simplellm.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
@@ -117,7 +117,7 @@ class LLM:
                 cache_salt=salt,
                 group=rids[0] if len(rids) > 1 else None,
             )
-            answers.append(Answer(index, choice, request, TextStream(self.tokenizer.decoder(), sampling.stop), now))
+            answers.append(Answer(index, choice, request, TextReader(self.tokenizer.decoder(), sampling.stop), now))
         return answers
 
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Condition
-from typing import Any
+from typing import Any, Protocol
 
 from simplellm.engine.scheduler import Request
 from simplellm.errors import EngineError
 from simplellm.request import Event, Logprob
-from simplellm.text.stops import TextStream
+from simplellm.text.parser import ContentDelta, Delta, Message, ReasoningDelta, ToolCall, fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,64 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens, as OpenAI's API counts them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    reasoning_tokens: int  # of the completion
+
+
+class Reader(Protocol):
+    """What an answer is read with: `text.reader.TextReader` or `ChatReader`."""
+
+    @property
+    def cut(self) -> bool: ...
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def num_tokens(self) -> int: ...
+    @property
+    def reasoning_tokens(self) -> int: ...
+    @property
+    def finish_kind(self) -> str | None: ...
+    @property
+    def repairs(self) -> Mapping[str, int]: ...
+    def push(self, token: int) -> list[Delta]: ...
+    def close(self) -> list[Delta]: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One answer to a prompt."""
 
     index: int
-    text: str  # no control tokens; cut before a stop string
-    token_ids: list[int]  # all generated, a stop token included; cut to the text at a stop string
-    finish_reason: str  # "stop" | "length"
+    message: Message  # no control tokens; content is cut before a stop string
+    token_ids: list[int]  # all generated, a stop token included; cut to the content at a stop string
+    reasoning_tokens: int  # of token_ids
+    finish_reason: str  # "stop" | "length" | "tool_calls"
     logprobs: list[Logprob] | None
     timings: Timings
+    repairs: dict[str, int]  # of a chat answer: what departed from the format, by kind (docs/chat.md)
+
+    @property
+    def text(self) -> str:
+        """The answer to a plain prompt; the content of a chat answer."""
+        return self.message.content
+
+    @property
+    def content(self) -> str:
+        return self.message.content
+
+    @property
+    def reasoning(self) -> str:
+        return self.message.reasoning
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        return self.message.tool_calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,75 +104,112 @@ class Output:
     choices: list[Choice]
 
     text = property(lambda self: self.choices[0].text)
+    content = property(lambda self: self.choices[0].content)
+    reasoning = property(lambda self: self.choices[0].reasoning)
+    tool_calls = property(lambda self: self.choices[0].tool_calls)
     token_ids = property(lambda self: self.choices[0].token_ids)
     finish_reason = property(lambda self: self.choices[0].finish_reason)
     logprobs = property(lambda self: self.choices[0].logprobs)
     timings = property(lambda self: self.choices[0].timings)
 
+    @property
+    def usage(self) -> Usage:
+        """Tokens of the prompt and of all its answers."""
+        generated = sum(len(choice.token_ids) for choice in self.choices)
+        reasoning = sum(choice.reasoning_tokens for choice in self.choices)
+        return Usage(self.prompt_tokens, generated, self.prompt_tokens + generated, self.cached_tokens, reasoning)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of one answer."""
+    """A piece of one answer. A chat answer's `deltas` are typed: reasoning, content, a tool call's name, its arguments."""
 
     index: int  # of the prompt within the call
     choice: int
-    text: str
+    deltas: list[Delta]
     token_ids: list[int]
     logprobs: list[Logprob] | None
     finish_reason: str | None = None  # set on an answer's last chunk
 
+    @property
+    def text(self) -> str:
+        """What it adds to the answer's text, or to a chat answer's content."""
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, ContentDelta))
+
+    @property
+    def reasoning(self) -> str:
+        """What it adds to a chat answer's reasoning."""
+        return "".join(delta.text for delta in self.deltas if isinstance(delta, ReasoningDelta))
+
 
 @dataclass(slots=True)
 class Answer:
-    """Collects one request's events into text, ids and log-probabilities."""
+    """Collects one request's events into deltas, ids and log-probabilities."""
 
     index: int
     choice: int
     request: Request
-    stream: TextStream
+    reader: Reader
     submitted: float
-    text: list[str] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    shown: int = 0  # tokens that chunks gave out
     finish_reason: str | None = None
     first_token: float | None = None
     ended: float = 0.0
 
     def feed(self, event: Event) -> Chunk | None:
-        """Take an event in; the piece it adds, if any. A stop string ends the answer here, before the engine knows."""
+        """Take an event in; the piece it adds, if any. The answer may end here before the engine knows of it."""
         if self.finish_reason is not None:
             return None
         now = time.monotonic()
         if event.tokens and self.first_token is None:
             self.first_token = now
-        text, known = "", len(self.token_ids)
+        deltas: list[Delta] = []
+        reader = self.reader
         for i, token in enumerate(event.tokens):
-            text += self.stream.push(token)
+            deltas += reader.push(token)
             self.token_ids.append(token)
             self.logprobs.extend(event.logprobs[i : i + 1])
-            if self.stream.stopped:
+            if reader.cut:
                 break
         self.prompt_logprobs.extend(event.prompt_logprobs)
-        if event.finish_reason is not None and not self.stream.stopped:
-            text += self.stream.close()
-        if self.stream.stopped:
-            del self.token_ids[self.stream.num_tokens :], self.logprobs[self.stream.num_tokens :]
-        self.finish_reason = "stop" if self.stream.stopped else event.finish_reason
-        self.ended = now
-        self.text.append(text)
-        if not text and len(self.token_ids) <= known and self.finish_reason is None:
+        self.finish_reason = self._finish_reason(event)
+        if self.finish_reason is not None:
+            deltas += reader.close()
+            self.finish_reason = self._finish_reason(event)  # a stop string may have been among the rest
+            del self.token_ids[reader.num_tokens :], self.logprobs[reader.num_tokens :]
+            self.ended = now
+        self.deltas += deltas
+        new, self.shown = slice(self.shown, reader.num_tokens), reader.num_tokens
+        if not deltas and new.start == new.stop and self.finish_reason is None:
             return None
-        logprobs = self.logprobs[known:] if self.request.sampling.logprobs else None
-        return Chunk(self.index, self.choice, text, self.token_ids[known:], logprobs, self.finish_reason)
+        logprobs = self.logprobs[new] if self.request.sampling.logprobs else None
+        return Chunk(self.index, self.choice, deltas, self.token_ids[new], logprobs, self.finish_reason)
+
+    def _finish_reason(self, event: Event) -> str | None:
+        """A stop string's, else the engine's, told apart by what the answer holds; a complete answer ends by itself."""
+        complete = self.reader.cut or (self.reader.complete and not self.request.sampling.ignore_eos)
+        if complete or event.finish_reason == "stop":
+            return self.reader.finish_kind or "stop"
+        return event.finish_reason
 
     def finished(self) -> Choice:
         """The whole answer."""
         assert self.finish_reason is not None
         since = [None if at is None else at - self.submitted for at in (self.request.admitted_at, self.first_token)]
-        timings = Timings(since[0] or 0.0, since[1], self.ended - self.submitted)
-        logprobs = self.logprobs if self.request.sampling.logprobs else None
-        return Choice(self.choice, "".join(self.text), self.token_ids, self.finish_reason, logprobs, timings)
+        return Choice(
+            index=self.choice,
+            message=fold(self.deltas),
+            token_ids=self.token_ids,
+            reasoning_tokens=self.reader.reasoning_tokens,
+            finish_reason=self.finish_reason,
+            logprobs=self.logprobs if self.request.sampling.logprobs else None,
+            timings=Timings(since[0] or 0.0, since[1], self.ended - self.submitted),
+            repairs=dict(self.reader.repairs),
+        )
 
 
 class Job:

@@ -69,10 +69,9 @@ def test_stop_strings_cut_text_ids_and_logprobs(llm: LLM) -> None:
     assert cut.finish_reason == "stop" and cut.text == whole.text[: whole.text.index(stop)]
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)] and len(cut.logprobs) == len(cut.token_ids)
     assert llm.tokenizer.decode(cut.token_ids).startswith(cut.text)
-    assert (
-        "".join(chunk.text for chunk in llm.stream("hello", max_tokens=40, seed=3, ignore_eos=True, stop=[stop, "zzz"]))
-        == cut.text
-    )
+    chunks = list(llm.stream("hello", max_tokens=40, seed=3, ignore_eos=True, stop=[stop, "zzz"]))
+    assert "".join(chunk.text for chunk in chunks) == cut.text
+    assert [token for chunk in chunks for token in chunk.token_ids] == cut.token_ids
     wait_until_idle(llm)
 
 

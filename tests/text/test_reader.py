@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from simplellm.text.stops import TextStream
+from simplellm.text.reader import TextReader
 
 
 class Pieces:
@@ -21,13 +21,13 @@ class Pieces:
         return self.utf8.decode(b"", final=True)
 
 
-def run(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], TextStream]:
-    stream, shown = TextStream(Pieces(pieces), stops), []
+def run(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], TextReader]:
+    reader, shown = TextReader(Pieces(pieces), stops), []
     for token in range(len(pieces)):
-        shown.append(stream.push(token))
-        if stream.stopped:
-            return shown, stream
-    return [*shown, stream.close()], stream
+        shown.append("".join(delta.text for delta in reader.push(token)))
+        if reader.complete:
+            return shown, reader
+    return [*shown, "".join(delta.text for delta in reader.close())], reader
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def run(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], TextStr
     ],
 )
 def test_stops(pieces: list[bytes], stops: tuple[str, ...], shown: list[str], num_tokens: int) -> None:
-    got, stream = run(pieces, stops)
-    assert (got, stream.num_tokens) == (shown, num_tokens)
+    got, reader = run(pieces, stops)
+    assert (got, reader.num_tokens) == (shown, num_tokens)
 
 
 def test_any_cut_into_tokens_gives_the_same_text() -> None:
@@ -63,10 +63,10 @@ def test_any_cut_into_tokens_gives_the_same_text() -> None:
             cut = rng.randrange(1, 5)
             pieces.append(data[:cut])
             data = data[cut:]
-        shown, stream = run(pieces, stops)
+        shown, reader = run(pieces, stops)
         first = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
         # of two stops that end in one token the one that begins first counts; a later token never wins over an earlier
         got = "".join(shown)
         assert text.startswith(got) and len(got) >= first
-        assert stream.stopped == any(stop in text for stop in stops)
+        assert reader.cut == any(stop in text for stop in stops)
         assert not any(stop in got for stop in stops)
