@@ -7,7 +7,8 @@ import itertools
 import secrets
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from simplellm.config import EngineConfig, suggest
 from simplellm.engine.scheduler import Request
 from simplellm.engine.start import start
 from simplellm.errors import RequestError
-from simplellm.generation import Answer, Generation, Job, Stream
+from simplellm.generation import Answer, Generation, Job, Reader, Stream
 from simplellm.request import Event, Sampling
-from simplellm.text.reader import TextReader
+from simplellm.text.harmony import declared_tools, render
+from simplellm.text.parser import Parser
+from simplellm.text.reader import ChatReader, TextReader
 from simplellm.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+Conversation = Sequence[Mapping[str, Any]]
+Prepared = tuple[tuple[int, ...], Callable[[tuple[str, ...]], Reader]]
 
 BUILTIN = Path(__file__).parent / "builtin"
 END_TOKENS = ("<|return|>", "<|call|>", "<|endoftext|>")  # old downloads' generation_config.json lacks <|call|>
@@ -54,19 +59,49 @@ class LLM:
         always a list of Outputs, in prompt order. Raises RequestError before anything is queued if a prompt or a setting
         is invalid, naming both.
         """
-        job = self._job(prompts, priority, cache_salt, sampling)
-        many = self.options.progress and len(job.answers) >= MANY
-        bar = tqdm(total=sum(map(len, job.answers)), unit=" answers", disable=None) if many else None
-        generation = Generation(job, bar)
-        self._submit(job, generation.on_event)
-        return generation
+        return self._start(self._text_job(prompts, priority, cache_salt, sampling))
 
     def stream(self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, cache_salt: str = "", **sampling: Any) -> Stream:
         """The same as `generate`, in pieces as they come, for `for` and `async for`."""
-        job = self._job(prompts, priority, cache_salt, sampling)
-        stream = Stream(job)
-        self._submit(job, partial(_feed, weakref.ref(stream)))
-        return stream
+        return self._start_stream(self._text_job(prompts, priority, cache_salt, sampling))
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        current_date: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> Generation:
+        """Answer one conversation (OpenAI's chat messages) or a list of them; docs/chat.md states how it is rendered.
+
+        The outputs' `reasoning`, `content` and `tool_calls` hold the answer. `tool_choice`: "auto" or "none".
+        Everything else is as in `generate`; `stop` looks at the content only.
+        """
+        chat = ChatSettings(tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date)
+        return self._start(self._chat_job(messages, chat, priority, cache_salt, sampling))
+
+    def chat_stream(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        current_date: str | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+        **sampling: Any,
+    ) -> Stream:
+        """The same as `chat`, in chunks of typed deltas: reasoning, content, a tool call's name, its arguments."""
+        chat = ChatSettings(tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date)
+        return self._start_stream(self._chat_job(messages, chat, priority, cache_salt, sampling))
 
     def stop(self) -> None:
         """End the engine and free the device; what is pending fails with EngineError."""
@@ -78,46 +113,86 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _submit(self, job: Job, sink: Any) -> None:
+    def _start(self, job: Job) -> Generation:
+        many = self.options.progress and len(job.answers) >= MANY
+        bar = tqdm(total=sum(map(len, job.answers)), unit=" answers", disable=None) if many else None
+        generation = Generation(job, bar)
+        self._submit(job, generation.on_event)
+        return generation
+
+    def _start_stream(self, job: Job) -> Stream:
+        stream = Stream(job)
+        self._submit(job, partial(_feed, weakref.ref(stream)))
+        return stream
+
+    def _submit(self, job: Job, sink: Callable[[Event], None]) -> None:
         self._engine.worker.submit([answer.request for row in job.answers for answer in row], sink)
 
-    def _job(self, prompts: Any, priority: int, cache_salt: str, sampling: Mapping[str, Any]) -> Job:
-        """Check everything, queue nothing."""
+    def _text_job(self, prompts: Any, priority: int, salt: str, sampling: Mapping[str, Any]) -> Job:
+        listed = prompt_list(prompts)
+        many = not (isinstance(prompts, str) or listed[0] is prompts)
+
+        def prepare(prompt: Any) -> Prepared:
+            ids = prompt_ids(prompt, self.tokenizer, self.config.vocab_size)
+            return ids, lambda stops: TextReader(self.tokenizer.decoder(), stops)
+
+        return self._job(listed, many, prepare, priority, salt, sampling)
+
+    def _chat_job(self, messages: Any, chat: ChatSettings, priority: int, salt: str, sampling: Mapping[str, Any]) -> Job:
+        listed, many = conversation_list(messages)
+        names = chat.check()
+
+        def prepare(conversation: Any) -> Prepared:
+            ids = chat.render(conversation, self.tokenizer)
+            new = partial(Parser, self.tokenizer, names, parallel_tool_calls=chat.parallel_tool_calls)
+            return tuple(ids), lambda stops: ChatReader(new(), stops)
+
+        return self._job(listed, many, prepare, priority, salt, sampling)
+
+    def _job(
+        self,
+        prompts: Sequence[Any],
+        many: bool,
+        prepare: Callable[[Any], Prepared],
+        priority: int,
+        salt: str,
+        sampling: Mapping[str, Any],
+    ) -> Job:
+        """Check everything, queue nothing. `prepare` turns a prompt into its ids and a maker of readers."""
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError("priority", f"{priority!r} is not a whole number")
-        if not isinstance(cache_salt, str):
-            raise RequestError("cache_salt", f"{cache_salt!r} is not a string")
-        listed = prompt_list(prompts)
-        settings = sampling_list(sampling, len(listed))
-        many = not (isinstance(prompts, str) or listed[0] is prompts)
+        if not isinstance(salt, str):
+            raise RequestError("cache_salt", f"{salt!r} is not a string")
+        settings = sampling_list(sampling, len(prompts))
         rows = []
-        for index, (prompt, setting) in enumerate(zip(listed, settings, strict=True)):
+        for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
             try:
-                rows.append(self._answers(index, prompt, setting, priority, cache_salt))
+                setting.check(self.config.vocab_size)
+                ids, new_reader = prepare(prompt)
+                self._engine.scheduler.check(len(ids))
             except RequestError as error:
                 raise error.at(index) if many else error from None
+            rows.append(self._answers(index, ids, new_reader, setting, priority, salt))
         return Job(rows, self._engine.worker.abort)
 
-    def _answers(self, index: int, prompt: Prompt, sampling: Sampling, priority: int, salt: str) -> list[Answer]:
+    def _answers(
+        self,
+        index: int,
+        ids: tuple[int, ...],
+        new_reader: Callable[[tuple[str, ...]], Reader],
+        sampling: Sampling,
+        priority: int,
+        salt: str,
+    ) -> list[Answer]:
         """One prompt's requests: n of them, sharing the prompt's pages."""
-        sampling.check(self.config.vocab_size)
-        ids = prompt_ids(prompt, self.tokenizer, self.config.vocab_size)
-        self._engine.scheduler.check(len(ids))
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         now, answers = time.monotonic(), []
         rids = [next(self._rids) for _ in range(sampling.n)]
+        group = rids[0] if len(rids) > 1 else None
         for choice, rid in enumerate(rids):
             own = sampling if choice == 0 else dataclasses.replace(sampling, prompt_logprobs=None)
-            request = Request(
-                rid,
-                ids,
-                own,
-                seed + choice,
-                priority=priority,
-                cache_salt=salt,
-                group=rids[0] if len(rids) > 1 else None,
-            )
-            answers.append(Answer(index, choice, request, TextReader(self.tokenizer.decoder(), sampling.stop), now))
+            request = Request(rid, ids, own, seed + choice, priority=priority, cache_salt=salt, group=group)
+            answers.append(Answer(index, choice, request, new_reader(sampling.stop), now))
         return answers
 
 
@@ -131,6 +206,50 @@ def tokenizer_file(path: Path) -> Path:
     """The checkpoint's tokenizer.json; OpenAI's `original/` folder has it one level up."""
     inside, above = path / "tokenizer.json", path.parent / "tokenizer.json"
     return above if path.is_dir() and not inside.exists() and above.exists() else inside
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSettings:
+    """What a chat request says besides its messages."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: Any
+    parallel_tool_calls: bool
+    reasoning_effort: str | None
+    current_date: str | None
+
+    def check(self) -> set[str]:
+        """Names that the model may call. Raises RequestError."""
+        if not isinstance(self.parallel_tool_calls, bool):
+            raise RequestError("parallel_tool_calls", f"{self.parallel_tool_calls!r} is neither true nor false")
+        if self.tool_choice == "required" or isinstance(self.tool_choice, Mapping):
+            raise RequestError("tool_choice", "forcing a call needs grammars, which are not there yet: use 'auto' or 'none'")
+        if self.tool_choice not in (None, "auto", "none"):
+            raise RequestError("tool_choice", f"{self.tool_choice!r} is neither 'auto' nor 'none'")
+        declared = declared_tools(self.tools)
+        return {tool.name for tool in declared} if self.tool_choice != "none" else set()
+
+    def render(self, conversation: Any, tokenizer: Tokenizer) -> list[int]:
+        """Prompt ids. With tool_choice "none" the model is not told of the tools."""
+        tools = None if self.tool_choice == "none" else self.tools
+        return render(
+            conversation,
+            tokenizer,
+            tools=tools,
+            reasoning_effort=self.reasoning_effort,
+            current_date=self.current_date,
+        )
+
+
+def conversation_list(messages: Any) -> tuple[list[Any], bool]:
+    """One conversation or a list of them -> a list, and whether there were many."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise RequestError("messages", f"{type(messages).__name__} is no list of messages")
+    if not messages:
+        raise RequestError("messages", "an empty list")
+    if all(isinstance(item, Sequence) and not isinstance(item, (str, bytes)) for item in messages):
+        return list(messages), True
+    return [messages], False
 
 
 def prompt_list(prompts: Any) -> list[Prompt]:
