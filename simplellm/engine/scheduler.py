@@ -146,7 +146,7 @@ class Scheduler:
         for i, request in enumerate(chunks):
             if request.row >= 0 and draft.budget > 0:
                 self._plan_chunk(draft, request, chunks[i + 1 :])
-        if self._rows and not draft.preempted:
+        if self._rows and not draft.preempted:  # a token of the preempted one may be in flight until the next plan
             self._admit(draft)
         if not draft.spans:
             assert not draft.row_starts and not draft.page_updates
@@ -338,7 +338,7 @@ class Scheduler:
         num = len(request.tokens)
         if token is None:  # with max_tokens=0 it ends with its prompt
             return "length" if num == request.limit == request.computed else None
-        if token in request.stops and num - len(request.prompt) > request.sampling.min_tokens:
+        if token in request.stops:  # not before min_tokens: the sampler does not draw it there
             return "stop"
         return "length" if num == request.limit else None
 
