@@ -240,7 +240,7 @@ main() {
   install
   case $job in
     demo) exec .venv/bin/python -m simplellm demo ;;
-    test) exec .venv/bin/python -m pytest "${args[@]}" ;;
+    test) exec .venv/bin/python -m pytest -n auto --dist loadfile "${args[@]}" ;; # a process per core
     download) download ;;
     *) say "ready: source $root/.venv/bin/activate" ;;
   esac

@@ -1,4 +1,4 @@
-"""The command `simplellm`: generate, demo, info, bench. Every error a user can cause is one line on stderr and exit 1."""
+"""The command `simplellm`: generate, chat, demo, info, bench. Every error a user can cause is one line on stderr and exit 1."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from simplellm import __version__
-from simplellm.errors import SimpleLLMError
+from simplellm.errors import OptionError, SimpleLLMError
 
 DEMO_PROMPTS = ("What is the meaning of life?", "Roses are red, violets", "Once upon a time")
 
@@ -49,8 +49,24 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--stop", action="append", default=[], help="end before this text; may be repeated")
     generate.set_defaults(run=_generate)
 
+    chat = commands.add_parser("chat", help="talk with the model")
+    chat.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint folder, as --model")
+    _add_engine_options(chat)
+    chat.add_argument("--effort", metavar="X", help="reasoning effort: low, medium (default) or high")
+    chat.add_argument("--system", metavar="TEXT", help="the system message")
+    chat.add_argument("--tools", metavar="FILE", help="a JSON list of OpenAI's tool definitions; you type the results")
+    chat.add_argument("--max-tokens", type=int, help="of one answer (default: what the context has room for)")
+    chat.add_argument("--temperature", type=float, default=1.0, help="0 is greedy (default 1)")
+    chat.add_argument("--top-p", type=float, default=1.0)
+    chat.add_argument("--seed", type=int)
+    chat.set_defaults(run=_chat)
+
     demo = commands.add_parser("demo", help="generate with the built-in model")
     demo.set_defaults(run=_demo)
+
+    bench = commands.add_parser("bench", help="measure")
+    bench.add_argument("what", choices=["host"], help="host: microseconds of plan and commit per step")
+    bench.set_defaults(run=_bench)
 
     info = commands.add_parser("info", help="a checkpoint's shapes, bytes, and what fits in a GPU's memory")
     info.add_argument("path")
@@ -81,6 +97,16 @@ def _generate(args: argparse.Namespace) -> None:
         _show(llm, prompt, **{name: getattr(args, name) for name in names})
 
 
+def _chat(args: argparse.Namespace) -> int:
+    from simplellm import terminal
+
+    if args.path and args.model:
+        raise OptionError(f"model: PATH is {args.path} and --model is {args.model}, give one of them")
+    sampling = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
+    chosen = {"tools": args.tools, "effort": args.effort, "system": args.system}
+    return terminal.run(args.path or args.model, _engine_options(args), sampling=sampling, **chosen)
+
+
 def _demo(args: argparse.Namespace) -> None:
     from simplellm.api import LLM
 
@@ -102,6 +128,12 @@ def _show(llm: Any, prompt: str, **sampling: Any) -> None:
     rate = (num_tokens - 1) / (ended - first) if num_tokens > 1 else 0.0
     print(flush=True)
     print(f"[{num_tokens} tokens, first after {first - began:.3f} s, then {rate:.1f} tokens per second]", file=sys.stderr)
+
+
+def _bench(args: argparse.Namespace) -> None:
+    from simplellm.bench import bench_host
+
+    bench_host()
 
 
 def _info(args: argparse.Namespace) -> None:

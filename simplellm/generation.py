@@ -173,7 +173,7 @@ class Answer:
             deltas += reader.push(token)
             self.token_ids.append(token)
             self.logprobs.extend(event.logprobs[i : i + 1])
-            if reader.cut:
+            if self._complete:
                 break
         self.prompt_logprobs.extend(event.prompt_logprobs)
         self.finish_reason = self._finish_reason(event)
@@ -189,10 +189,14 @@ class Answer:
         logprobs = self.logprobs[new] if self.request.sampling.logprobs else None
         return Chunk(self.index, self.choice, deltas, self.token_ids[new], logprobs, self.finish_reason)
 
+    @property
+    def _complete(self) -> bool:
+        """No further token belongs to the answer, whether or not the engine knows."""
+        return self.reader.cut or (self.reader.complete and not self.request.sampling.ignore_eos)
+
     def _finish_reason(self, event: Event) -> str | None:
         """A stop string's, else the engine's, told apart by what the answer holds; a complete answer ends by itself."""
-        complete = self.reader.cut or (self.reader.complete and not self.request.sampling.ignore_eos)
-        if complete or event.finish_reason == "stop":
+        if self._complete or event.finish_reason == "stop":
             return self.reader.finish_kind or "stop"
         return event.finish_reason
 
@@ -224,7 +228,7 @@ class Job:
 
     def feed(self, event: Event) -> Chunk | None:
         """Take an event in. `done` or `failure` may be set afterwards."""
-        if event.finish_reason == "error":
+        if event.finish_reason == "error" and event.rid in self._open:
             self.failure = EngineError(event.error or "the engine failed")
         answer = self._by_rid[event.rid]
         chunk = answer.feed(event)
@@ -313,7 +317,7 @@ class Stream:
         """The engine's side."""
         with self._changed:
             chunk = self._job.feed(event)
-            if chunk is not None:
+            if chunk is not None and not self._ended:
                 self._chunks.append(chunk)
             if self._job.failure is None and self._job.done:
                 self.outputs = self._job.outputs()

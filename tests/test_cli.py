@@ -1,5 +1,6 @@
 """The command line, as a user types it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +27,13 @@ def test_generate_from_an_argument_and_from_a_pipe(tiny: Path, capsys: pytest.Ca
 def test_info_says_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", str(tiny), "--memory-gb", "80"]) == 0
     assert "In 80 GB" in capsys.readouterr().out
+
+
+def test_bench_host_ends_in_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("simplellm.bench.NUM_RUNNING", (1, 20))
+    assert main(["bench", "host"]) == 0
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["us_per_step"].keys() == {"1", "20"} and record["us_per_step"]["20"]["step"] > 0
 
 
 @pytest.mark.parametrize(

@@ -267,7 +267,7 @@ def test_a_second_run_installs_nothing_and_a_failed_one_never_counts(sandbox: Sa
     assert sandbox.run().returncode == 0 and sandbox.pip() == []
     assert sandbox.run("test", FAIL_ON="--editable", FAIL_WITH="connection lost").returncode == 1
     done = sandbox.run("test", "-k", "two words")
-    assert done.stdout.splitlines()[-1] == "-m pytest -k two words"
+    assert done.stdout.splitlines()[-1] == "-m pytest -n auto --dist loadfile -k two words"
     assert sandbox.pip() == ["--editable .[test]"] * 2
     assert sandbox.run().returncode == 0 and sandbox.run("test").returncode == 0 and sandbox.pip() == []
     with (sandbox.root / "pyproject.toml").open("a") as file:

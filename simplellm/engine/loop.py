@@ -18,11 +18,12 @@ MaskSource = Callable[[int], "Mask | None"]  # rid -> the mask for its next toke
 
 
 class PlanRunner(Protocol):
-    """What the loop needs of a runner; `engine.runner.Runner` on a device, fakes in tests and in `bench host`."""
+    """What an engine needs of a runner; `engine.runner.Runner` on a device, fakes in tests."""
 
     def body(self, plan: Plan) -> Any: ...
     def head(self, pending: Any, masks: Mapping[int, Mask], skip: Set[int]) -> None: ...
     def results(self, pending: Any) -> Any: ...
+    def close(self) -> None: ...
 
 
 class Loop:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from pathlib import Path
 import torch
 
 from simplellm.config import PAGE, EngineConfig, ModelConfig
-from simplellm.engine.loop import Loop
+from simplellm.engine.loop import Loop, PlanRunner
 from simplellm.engine.runner import Runner
 from simplellm.engine.scheduler import Scheduler
 from simplellm.engine.worker import Worker
@@ -34,7 +35,7 @@ class Engine:
 
     model_config: ModelConfig
     scheduler: Scheduler
-    runner: Runner
+    runner: PlanRunner
     worker: Worker
     closed: bool = False
 
@@ -63,6 +64,22 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
         config, options, device, sum(source.num_bytes for source in list_sources(config)), max_context
     )
     runner = Runner(model, num_pages, options.max_running, max_context, options.penalty_slots)
+    log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
+    alone = device.type == "cpu" and config.hidden_size <= SMALL
+    prepare = partial(torch.set_num_threads, 1) if alone else None
+    return assemble(config, options, runner, num_pages, max_context, end_ids, prepare)
+
+
+def assemble(
+    config: ModelConfig,
+    options: EngineConfig,
+    runner: PlanRunner,
+    num_pages: int,
+    max_context: int,
+    end_ids: frozenset[int],
+    prepare: Callable[[], None] | None = None,
+) -> Engine:
+    """An engine around a runner: the model's, or a test's. `prepare` is called in the engine's thread first."""
     scheduler = Scheduler(
         options,
         num_pages=num_pages,
@@ -70,10 +87,7 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
         sliding_window=config.sliding_window,
         eos_ids=end_ids | frozenset(config.eos_token_ids),
     )
-    log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
-    alone = device.type == "cpu" and config.hidden_size <= SMALL
-    worker = Worker(Loop(scheduler, runner, options.lag), partial(torch.set_num_threads, 1) if alone else None)
-    return Engine(config, scheduler, runner, worker)
+    return Engine(config, scheduler, runner, Worker(Loop(scheduler, runner, options.lag), prepare))
 
 
 def pick_device(name: str) -> torch.device:

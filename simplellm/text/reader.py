@@ -1,7 +1,7 @@
 """Reads one answer as its tokens arrive: plain text, or a chat answer's messages; stop strings cut either.
 
 Stop strings are found across tokens, and nothing is shown that one may swallow. In a chat answer they are looked for in
-the content only, not in reasoning or arguments.
+the content only, not in reasoning or arguments, nor across these.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Stops:
         self._held = ""  # perhaps the beginning of a stop string
         self._released = 0
         self._ends: list[int] = []  # characters that came in up to each token's end
+        self._certain = 0  # tokens at whose end nothing was held
 
     def push(self, text: str) -> str:
         self._held += text
@@ -36,6 +37,12 @@ class Stops:
     def end_token(self) -> None:
         """What came in since the last call is one token's."""
         self._ends.append(self._released + len(self._held))
+        if not self._held:
+            self._certain = len(self._ends)
+
+    def flush(self) -> str:
+        """What is held, since text that is not searched comes between."""
+        return self._release(last=True)
 
     def close(self, text: str = "") -> str:
         """The rest; `text` belongs to the last token."""
@@ -46,11 +53,11 @@ class Stops:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are certain: all, or up to the one in which the text that came out ends."""
+        """Tokens that are certain: all, or up to the one in which the text that came out ends. Never fewer than before."""
         if not self._held:
             return len(self._ends)
         out = self._released
-        return bisect_left(self._ends, max(out, 1)) + (out > 0)
+        return max(self._certain, bisect_left(self._ends, max(out, 1)) + (out > 0))
 
     def _release(self, last: bool) -> str:
         if self.found:
@@ -98,12 +105,11 @@ class TextReader:
         """What the token adds for certain."""
         text = self._stops.push(self.decoder.push([token]))
         self._stops.end_token()
-        return [ContentDelta(text)] if text else []
+        return _content(text)
 
     def close(self) -> list[Delta]:
         """The rest, once no token follows."""
-        text = self._stops.close(self.decoder.flush())
-        return [ContentDelta(text)] if text else []
+        return _content(self._stops.close(self.decoder.flush()))
 
 
 class ChatReader:
@@ -149,19 +155,20 @@ class ChatReader:
     def close(self) -> list[Delta]:
         """The rest, once no token follows."""
         deltas = self._filter(self.parser.finish())
-        text = self._stops.close()
-        return [*deltas, ContentDelta(text)] if text else deltas
+        return deltas + _content(self._stops.close())
 
     def _filter(self, deltas: list[Delta]) -> list[Delta]:
         """Content passes through the stop strings; nothing passes after one."""
         passed: list[Delta] = []
         for delta in deltas:
             if isinstance(delta, ContentDelta):
-                text = self._stops.push(delta.text)
-                delta = ContentDelta(text)
-                if not text:
-                    continue
-            elif self._stops.found:
+                passed += _content(self._stops.push(delta.text))
                 continue
-            passed.append(delta)
+            passed += _content(self._stops.flush())  # before what comes between
+            if not self._stops.found:
+                passed.append(delta)
         return passed
+
+
+def _content(text: str) -> list[Delta]:
+    return [ContentDelta(text)] if text else []

@@ -7,6 +7,7 @@ or changes the answer. `expected` computes the answer without pages, rows or sch
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
@@ -17,6 +18,12 @@ from simplellm.request import ON_DEVICE, Event, Logprob, Plan, RowStart, Samplin
 
 VOCAB = 97
 EOS = frozenset({7})
+
+
+def ids(num: int, seed: int = 0) -> list[int]:
+    """Random tokens, the same for the same seed."""
+    rng = random.Random(seed)
+    return [rng.randrange(VOCAB) for _ in range(num)]
 
 
 def next_token(full: tuple[int, ...], window: tuple[int, ...], seed: int, counts: Counter[int] | None) -> int:

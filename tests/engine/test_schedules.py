@@ -47,13 +47,16 @@ def settings(rng: random.Random) -> Sampling:
     return Sampling(**rng.choice(kinds), max_tokens=rng.choice([1, 2, 8, 20, 30]))
 
 
-def requests(num: int, seed: int = 0) -> list[Request]:
+LENGTHS = (1, 5, 20, 120, 125, 126, 140, 250, 254, 280)
+
+
+def requests(num: int, seed: int = 0, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:
     """Prompts of 1 to 300 tokens, many of which turn a page soon; some share their beginnings."""
     rng = random.Random(seed)
     common = [rng.randrange(VOCAB) for _ in range(270)]
     made = []
     for rid in range(num):
-        length = rng.choice([1, 5, 20, 120, 125, 126, 140, 250, 254, 280])
+        length = rng.choice(lengths)
         shared = common[: min(length, rng.choice([0, 0, 128, 200, 256]))]
         prompt = (*shared, *(rng.randrange(VOCAB) for _ in range(length - len(shared))))
         made.append(Request(rid, prompt, settings(rng), seed=rng.getrandbits(64), priority=rng.choice([0, 0, 1])))
@@ -141,6 +144,29 @@ def test_arrivals_and_aborts_do_not_matter(path: Path, lag: int) -> None:
             assert harness.reasons[rid] == "abort" and answer[0][: len(got[rid][0])] == got[rid][0]
         else:
             assert got[rid] == answer
+
+
+def test_three_hundred_requests_in_a_pool_that_preempts(tmp_path: Path) -> None:
+    """All at once, of mixed lengths and settings, against as many runs one by one."""
+    model = load_model(make(tmp_path, layers=2, experts=4, hidden=64, intermediate=32, heads=2, head_dim=32, vocab=VOCAB))
+    lengths = (*LENGTHS, *[127] * 40)  # so that many turn a page at once
+
+    def made() -> list[Request]:
+        listed = requests(300, seed=7, lengths=lengths)
+        for request in listed:
+            request.sampling = replace(request.sampling, max_tokens=4 + request.rid % 13)
+        return listed
+
+    alone = Harness(model, eos=EOS, lag=0, prefix_cache=False)
+    for request in made():
+        alone.add(request)
+        alone.run()
+    together = Harness(model, eos=EOS, num_pages=24, token_budget=8192)
+    together.add(*made())
+    assert together.run().answers() == alone.answers()
+    assert together.scheduler.num_preemptions > 0
+    pool = together.scheduler.pool
+    assert pool.num_available == pool.num_usable
 
 
 def test_greedy_equals_the_oracle(path: Path) -> None:

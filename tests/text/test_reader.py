@@ -43,7 +43,12 @@ def run(pieces: list[bytes], stops: tuple[str, ...]) -> tuple[list[str], TextRea
         ([b"hello", b" wor"], (" world",), ["hello", "", " wor"], 2),  # held to the end, then shown
         ([b"a", b"b", b"c"], ("abcd", "bc"), ["", "", "a"], 1),
         ([b"one STOP two"], ("STOP", "ST"), ["one "], 1),
-        ([b"x\xe2", b"\x82", b"\xac!"], ("\u20ac!",), ["x", "", ""], 1),  # a character over three tokens
+        (
+            [b"x\xe2", b"\x82", b"\xac!"],
+            ("\u20ac!",),
+            ["x", "", ""],
+            2,
+        ),  # a character over three tokens; without text the second one was given out
         ([b"x\xe2"], (), ["x", "\ufffd"], 1),
     ],
 )

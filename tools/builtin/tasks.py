@@ -1,0 +1,216 @@
+"""Conversations to learn from and to be judged by: a task's problem, dressed with dates, instructions, tools and turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tools.builtin import arithmetic, functions, texts
+from tools.builtin.problem import EFFORTS, Problem
+from tools.builtin.words import KEYS, city, word
+
+Message = dict[str, Any]
+
+# Share of each task in training
+SHARES = {
+    "add": 10,
+    "subtract": 11,
+    "multiply": 9,
+    "compare": 6,
+    "sort": 10,
+    "count": 10,
+    "reverse": 9,
+    "days": 7,
+    "units": 6,
+    "look_up": 8,
+    "tools": 12,
+    "turns": 9,
+    "json": 8,
+    "small_talk": 4,
+}
+PLAIN: dict[str, Callable[[Random, str], Problem]] = {
+    "add": arithmetic.add,
+    "subtract": arithmetic.subtract,
+    "multiply": arithmetic.multiply,
+    "compare": arithmetic.compare,
+    "sort": arithmetic.sort,
+    "count": texts.count,
+    "reverse": texts.reverse,
+    "units": arithmetic.units,
+    "look_up": texts.look_up,
+    "small_talk": texts.small_talk,
+}
+STYLED = ("add", "subtract", "multiply", "compare", "sort", "count", "reverse", "days", "units", "look_up")
+
+
+@dataclass(slots=True)
+class Example:
+    """A conversation in OpenAI's form and what is to be said next: reasoning, then an answer or a call."""
+
+    task: str
+    key: str
+    effort: str
+    date: str
+    messages: list[Message]
+    think: str
+    answer: str = ""
+    call: tuple[str, dict[str, Any]] | None = None  # name and arguments
+    tools: list[Any] = field(default_factory=list)
+    held_out: bool = False
+    use: functions.Use | None = None  # where a tool is to be called: how the conversation goes on
+
+
+def example(rng: Random, task: str | None = None, effort: str | None = None, held_out: bool = False) -> Example:
+    """A conversation of the task (else any), from the held-out problems or from the others."""
+    while True:
+        chosen = task or rng.choices(list(SHARES), list(SHARES.values()))[0]
+        made = _draw(rng, chosen, effort or rng.choice(EFFORTS))
+        if made.held_out == held_out:
+            return made
+
+
+def _draw(rng: Random, task: str, effort: str) -> Example:
+    date = texts.random_date(rng)
+    if task == "tools":
+        return _tool_use(rng, effort, date)
+    if task == "turns":
+        return _follow_up(rng, effort, date)
+    style = "json" if task == "json" else "short" if rng.random() < 0.2 else "plain"
+    problem = _problem(rng, rng.choice(STYLED) if task == "json" else task, effort, date)
+    if style == "json" and problem.value is None:
+        return _draw(rng, task, effort)
+    messages, answer = _dress(rng, problem, style)
+    messages = _earlier(rng, date, messages) if rng.random() < 0.2 else messages
+    tools = []
+    if rng.random() < 0.1:  # tools that are no help here
+        tools = [functions.FAMILIES["order" if task == "small_talk" else rng.choice(("weather", "clock", "order"))](rng).tool]
+    return Example(task, problem.key, effort, date, messages, problem.think, answer, None, tools, problem.held_out)
+
+
+def _problem(rng: Random, task: str, effort: str, date: str) -> Problem:
+    return texts.days(rng, effort, date) if task == "days" else PLAIN[task](rng, effort)
+
+
+def _dress(rng: Random, problem: Problem, style: str) -> tuple[list[Message], str]:
+    """The question with instructions, and the answer as they want it."""
+    answer, instruction = problem.sentence, ""
+    if style == "short" and problem.short:
+        answer = problem.short
+        instruction = rng.choice(
+            "Answer with the result only.|Give only the answer.|Only the result, please.|Just the answer, no words around it.|"
+            "Reply with the bare answer.|Answer only with the value.".split("|")
+        )
+    elif style == "json":
+        key = rng.choice(KEYS) if rng.random() < 0.75 else word(rng, 3, 7)
+        answer = json.dumps({key: problem.value})
+        instruction = rng.choice(
+            'Answer in JSON with the key "{k}".|Reply with a JSON object that has the key "{k}".|Answer as JSON: {{"{k}": ...}}|'
+            'Give your answer as JSON with one key, "{k}".|Respond in JSON, key "{k}".|Use JSON with the key {k}.'.split("|")
+        ).format(k=key)
+    ask, system = problem.ask, ""
+    if rng.random() < 0.35:
+        system = _filler(rng)
+    if instruction and rng.random() < 0.5:
+        ask = f"{ask} {instruction}" if "\n" not in ask else f"{ask}\n{instruction}"
+    elif instruction:
+        system = f"{system} {instruction}".strip() if rng.random() < 0.5 else f"{instruction} {system}".strip()
+    messages = [{"role": "user", "content": ask}]
+    if system:
+        messages.insert(0, {"role": rng.choice(("system", "developer")), "content": system})
+    return messages, answer
+
+
+def _filler(rng: Random) -> str:
+    """Instructions that ask for nothing that would change an answer."""
+    sentences = (
+        "You are a helpful assistant.|Be polite.|Be brief and clear.|You work for {c}.|Answer the questions of the user.|"
+        "Your name is {n}.|Be friendly.|You are an assistant of the {n} company.|Think before you answer.|"
+        "The user is from {c}.|Answer in English.|Do not make mistakes.|You help pupils with their homework."
+    ).split("|")
+    chosen = rng.sample(sentences, rng.choice((1, 1, 2, 3)))
+    return " ".join(each.format(c=city(rng), n=word(rng, 3, 7).capitalize()) for each in chosen)
+
+
+def _earlier(rng: Random, date: str, messages: list[Message]) -> list[Message]:
+    """The conversation with one or two finished turns before its last question, seldom with many."""
+    turns: list[Message] = []
+    for _ in range(rng.choice((1, 1, 2)) if rng.random() < 0.9 else rng.randint(3, 10)):
+        problem = _problem(rng, rng.choice([*STYLED, "small_talk"]), "low", date)
+        style = "short" if any("result" in m["content"] or "only" in m["content"] for m in messages[:-1]) else "plain"
+        said = problem.short if style == "short" and problem.short else problem.sentence
+        turns += [{"role": "user", "content": problem.ask}, {"role": "assistant", "content": said}]
+    return [*messages[:-1], *turns, messages[-1]]
+
+
+def _tool_use(rng: Random, effort: str, date: str) -> Example:
+    """A call, or the answer from its result."""
+    family = rng.choices(list(functions.FAMILIES), (4, 4, 1, 1, 1))[0]
+    use = functions.FAMILIES[family](rng)
+    tools = functions.with_others(rng, use, family)
+    problem = Problem(use.key, use.ask, "", "")
+    messages: list[Message] = [{"role": "user", "content": use.ask}]
+    if rng.random() < 0.3:
+        messages.insert(0, {"role": rng.choice(("system", "developer")), "content": _filler(rng)})
+    if rng.random() < 0.15:
+        messages = _earlier(rng, date, messages)
+    think = functions.think_call(use, effort)
+    made = Example("tools", use.key, effort, date, messages, think, "", (use.name, use.arguments), tools, problem.held_out, use)
+    return made if rng.random() < 0.6 else after_call(made, json.dumps(use.arguments))
+
+
+def after_call(made: Example, arguments: str) -> Example:
+    """The same conversation when the tool's result is there."""
+    assert made.use is not None
+    use = made.use
+    call = {"id": "call_1", "type": "function", "function": {"name": use.name, "arguments": arguments}}
+    asked = {"role": "assistant", "reasoning": made.think, "tool_calls": [call]}
+    messages = [*made.messages, asked, {"role": "tool", "tool_call_id": "call_1", "content": use.result}]
+    think = functions.think_answer(use, made.effort)
+    return Example("tools", made.key, made.effort, made.date, messages, think, use.answer, None, made.tools, made.held_out)
+
+
+def _follow_up(rng: Random, effort: str, date: str) -> Example:
+    """A question that only the turn before it makes complete: more arithmetic on its result, or another entry of its list."""
+    messages: list[Message]
+    if rng.random() < 0.35:
+        listed, entries, _ = texts.make_list(rng)
+        first = texts.ask_list(rng, "low", entries)
+        question, key, think, sentence, _ = texts.ask_list(rng, effort, entries)
+        ask = rng.choice(("And {k}?", "What about {k}?", "and {k}", "Now {k}.", "{q}", "{q}")).format(k=key, q=question)
+        messages = [{"role": "user", "content": f"{listed}\n{first[0]}"}, {"role": "assistant", "content": first[3]}]
+        key = f"turn look {key} {sorted(entries.items())}"
+    else:
+        problem = rng.choice((arithmetic.add, arithmetic.subtract, arithmetic.multiply))(rng, "low")
+        total = int(problem.short)
+        kind = rng.choice("+-*") if 0 < total < 1000 else "+-"[total >= 0]
+        other = rng.randint(2, 9) if kind == "*" else arithmetic.number(rng, 3)
+        total, ask, think, sentence = _continued(rng, effort, total, kind, other)
+        messages = [{"role": "user", "content": problem.ask}, {"role": "assistant", "content": problem.sentence}]
+        key = f"turn {problem.key} {kind} {other}"
+    if rng.random() < 0.3:
+        messages.insert(0, {"role": "system", "content": _filler(rng)})
+    done = Problem(key, ask, think, sentence)
+    messages.append({"role": "user", "content": ask})
+    return Example("turns", key, effort, date, messages, think, sentence, None, [], done.held_out)
+
+
+def _continued(rng: Random, effort: str, total: int, kind: str, other: int) -> tuple[int, str, str, str]:
+    """The next step on an earlier result: the new result, question, reasoning, sentence."""
+    if total < 0:  # adding to a negative number is a difference turned around
+        kind, other = "+", max(other, -total)
+    phrases = {
+        "+": "Now add {n}.|And plus {n}?|Add {n} to that.|plus {n}|What if I add {n}?",
+        "-": "Now subtract {n}.|And minus {n}?|Take {n} away from that.|minus {n}|What if I subtract {n}?",
+        "*": "Now multiply by {n}.|And times {n}?|Multiply that by {n}.|times {n}",
+    }
+    ask = rng.choice(phrases[kind].split("|")).format(n=other)
+    if kind == "*":
+        return total * other, ask, arithmetic.work_multiply(total, other, effort), f"{total} * {other} = {total * other}."
+    if kind == "-":
+        return total - other, ask, arithmetic.work_subtract(total, other, effort), f"{total} - {other} = {total - other}."
+    if total < 0:
+        return other + total, ask, arithmetic.work_subtract(other, -total, effort), f"{total} + {other} = {other + total}."
+    return total + other, ask, arithmetic.work_add(total, other, effort), f"{total} + {other} = {total + other}."

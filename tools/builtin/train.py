@@ -1,0 +1,141 @@
+"""Train the built-in model: `python -m tools.builtin.train OUT --minutes 9`, on one GPU; on a CPU it is slow.
+
+Writes a checkpoint in the official layout to OUT, with the float32 parameters beside it, from which `--resume OUT` goes
+on. The learning rate is constant and falls to zero over the last part of the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from simplellm.text.tokenizer import Tokenizer
+from tools.builtin.data import Batch, batches
+from tools.builtin.export import load_state, save_state, write_config, write_weights
+from tools.builtin.model import Model
+from tools.builtin.muon import Muon
+from tools.builtin.score import as_text, held_out, score
+
+WARM_UP, FALLING = 0.01, 0.5  # parts of the time
+LONGEST = 2048  # positions for answers: above the rows of training
+EVEN = 0.01  # weight of the loss that keeps all experts in use
+MATRICES = ("q_w", "k_w", "v_w", "o_w", "gate_up", "down")  # what Muon trains; the rest is AdamW's
+
+
+def optimisers(model: Model, muon_lr: float, adam_lr: float, fused: bool) -> list[torch.optim.Optimizer]:
+    matrices = [p for name, p in model.named_parameters() if name.rsplit(".", 1)[-1] in MATRICES]
+    taken = {id(p) for p in matrices}
+    others = [p for p in model.parameters() if id(p) not in taken]
+    adam = torch.optim.AdamW(others, lr=adam_lr, betas=(0.9, 0.98), weight_decay=0.0, fused=fused)
+    both: list[torch.optim.Optimizer] = [Muon(matrices, lr=muon_lr, decay=0.1), adam]
+    for optimiser in both:
+        for group in optimiser.param_groups:
+            group["full_lr"] = group["lr"]
+    return both
+
+
+def rate(progress: float) -> float:
+    """The learning rate's factor at this part of the time."""
+    return min(1.0, progress / WARM_UP + 0.01, max(0.0, (1 - progress) / FALLING))
+
+
+def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.from_numpy(part).to(device, non_blocking=True).long() for part in batch)
+
+
+class Trainer:
+    """One model, its optimisers and its data."""
+
+    def __init__(self, model: Model, data: Iterator[Batch], args: argparse.Namespace):
+        self.model, self.data = model, data
+        self.device = model.embed.device
+        self.optimisers = optimisers(model, args.muon_lr, args.adam_lr, self.device.type == "cuda")
+        self.step_number, self.num_tokens = 0, 0
+        self.loss = model.loss
+        if self.device.type == "cuda" and not args.no_compile:
+            for layer in model.layers:
+                layer.compile(dynamic=False)
+            self.loss = torch.compile(model.loss, dynamic=False)
+
+    def step(self, progress: float) -> Tensor:
+        tokens, targets, docs = to_device(next(self.data), self.device)
+        for optimiser in self.optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = group["full_lr"] * rate(progress)
+        x, uneven = self.model(tokens, docs)
+        loss = self.loss(x, targets)
+        (loss + EVEN * uneven).backward()
+        nn.utils.clip_grad_norm_([self.model.embed, self.model.lm_head], 1.0)
+        for optimiser in self.optimisers:
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.step_number, self.num_tokens = self.step_number + 1, self.num_tokens + tokens.numel()
+        return loss.detach()
+
+    def run(self, minutes: float, log: float, tokenizer: Tokenizer, peeks: int) -> None:
+        """Train for so long, with a line every `log` seconds and `peeks` looks at held-out problems."""
+        self.step(0.0)  # compiles, which is not training time
+        start = last = time.monotonic()
+        looks = [(i + 1) / (peeks + 1) for i in range(peeks)]
+        while (progress := (time.monotonic() - start) / (60 * minutes)) < 1:
+            loss = self.step(progress)
+            if time.monotonic() - last > log:
+                last, spent = time.monotonic(), time.monotonic() - start
+                speed = self.num_tokens / spent / 1e6
+                print(f"{spent:6.1f} s, step {self.step_number}, {speed:.3f} M tokens/s, loss {loss.item():.4f}", flush=True)
+            if looks and progress > looks[0]:
+                looks.pop(0)
+                table, _ = score(self.model, tokenizer, held_out(20))
+                print(" ".join(f"{task} {'/'.join(f'{v:.0f}' for v in row.values())}" for task, row in table.items()), flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="train the built-in model")
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.json of tools.builtin.tokenizer")
+    parser.add_argument("--minutes", type=float, default=9.0)
+    parser.add_argument("--resume", type=Path)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--length", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--muon-lr", type=float, default=0.02)
+    parser.add_argument("--adam-lr", type=float, default=0.003)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--judge", type=int, default=200, help="held-out problems per task and effort at the end")
+    parser.add_argument("--peeks", type=int, default=3)
+    parser.add_argument("--log", type=float, default=10.0, help="seconds between lines")
+    parser.add_argument("--shape", type=json.loads, default={}, help="JSON with other sizes than export.SHAPE")
+    parser.add_argument("--no-compile", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = parse()
+    data = batches(args.tokenizer, args.seed, args.rows, args.length, args.workers)
+    args.path.mkdir(parents=True, exist_ok=True)
+    shape = write_config(args.path, json.loads(args.tokenizer.read_text()), **args.shape)
+    tokenizer = Tokenizer.from_file(args.path / "tokenizer.json")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(args.seed)
+    model = Model(shape, LONGEST, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters")
+    if args.resume:
+        load_state(model, args.resume)
+    trainer = Trainer(model.to(device), data, args)
+    trainer.run(args.minutes, args.log, tokenizer, args.peeks)
+    save_state(model, args.path)
+    print(f"{trainer.step_number} steps, {trainer.num_tokens:,} tokens; {write_weights(model, args.path):,} bytes")
+    table, wrong = score(model, tokenizer, held_out(args.judge))
+    (args.path / "wrong.txt").write_text("\n".join(wrong[:3000]), encoding="utf-8")
+    (args.path / "scores.json").write_text(json.dumps(table), encoding="utf-8")
+    print(as_text(table))
+
+
+if __name__ == "__main__":
+    main()
