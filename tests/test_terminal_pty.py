@@ -56,9 +56,12 @@ class Terminal:
 
     def interrupt(self, done: Callable[[], bool]) -> None:
         """Ctrl-C, which gets lost when it comes between Python's and readline's looking for it: then once more."""
-        while not done():
+        for _ in range(3):
             self.type("\x03")
-            self._read_until(done, 10)
+            self._read_until(done, 30)
+            if done():
+                return
+        raise AssertionError(self.shown)
 
     def wait_for(self, words: str) -> None:
         self._read_until(lambda: words in self.shown)

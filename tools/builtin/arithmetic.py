@@ -1,250 +1,253 @@
-"""Problems with numbers: sums, differences, products, comparisons, sorting, units. Worked digit by digit, last one first."""
+"""Problems with numbers: sums, differences, products, quotients, comparisons, sorting, units."""
 
 from __future__ import annotations
 
 from random import Random
 
+from tools.builtin import columns
+from tools.builtin.phrasing import numeral, politely, vary
 from tools.builtin.problem import Problem
+from tools.builtin.words import ITEMS, NAMES, any_word
 
-PLACES = ("ones", "tens", "hundreds", "thousands", "ten thousands")
+LENGTHS = (1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6)  # digits of an operand
 
 
-def number(rng: Random, longest: int = 4) -> int:
-    """A number of 1 to `longest` digits, each length alike; a one-digit number is half as likely."""
-    length = rng.choice([1, *range(2, longest + 1), *range(2, longest + 1)])
+def number(rng: Random, longest: int = 6) -> int:
+    """A number of 1 to `longest` digits, those of 2 to 4 more often."""
+    length = rng.choice([each for each in LENGTHS if each <= longest])
     return rng.randint(10 ** (length - 1) if length > 1 else 0, 10**length - 1)
 
 
-def pad(*numbers: int) -> list[str]:
-    """The numbers with zeros in front, all as long as the longest."""
-    width = len(str(max(numbers)))
-    return [str(each).zfill(width) for each in numbers]
+def _ask(rng: Random, phrases: str, **values: object) -> str:
+    """One of the phrases, filled in; those that end in a full stop are commands."""
+    phrase = rng.choice(phrases.split("|")).format(**values)
+    return vary(rng, politely(rng, phrase) if phrase.endswith(".") and phrase[0].isupper() else phrase)
 
 
-def _lines(steps: list[tuple[str, str]], effort: str, carried: str = "carry") -> str:
-    """Steps (a column's sum, the digits so far), in the words of the effort."""
-    if effort == "low":
-        return "\n".join(f"{column} {done}" for column, done in steps)
-    if effort == "medium":
-        return "\n".join(f"{PLACES[i]}: {column}, so {done}" for i, (column, done) in enumerate(steps))
-    rows = [(i + 1, PLACES[i], column, _carry(column), done) for i, (column, done) in enumerate(steps)]
-    return "\n".join(f"Column {i}, {place}: {c}, {carried} {over}. Digits so far: {d}" for i, place, c, over, d in rows)
+def _operands(rng: Random) -> tuple[int, int, bool]:
+    """Two numbers and whether they are spelled."""
+    if rng.random() < 0.08:
+        return rng.randint(0, 20), rng.randint(0, 20), rng.random() < 0.6
+    return number(rng), number(rng), False
 
 
-def _carry(column: str) -> str:
-    """The carry of a column: tens of its result, or 1 if it had to borrow."""
-    return "1" if "-" in column and "+10" in column else "0" if "-" in column else column.split("=")[-1].zfill(2)[0]
+SUMS = (
+    "What is {a} + {b}?|{a} + {b}|{a}+{b}|{a}+{b}=|{a} + {b} = ?|Add {a} and {b}.|What is the sum of {a} and {b}?|"
+    "Compute {a} + {b}.|Calculate {a}+{b}.|How much is {a} plus {b}?|What is {a} plus {b}?|{a} plus {b}|What does {a} + {b} make?|"
+    "What is {a}+{b}?|Sum of {a} and {b}?|Sum up {a} and {b}.|Find {a} + {b}.|Add {b} to {a}.|How much is {a} + {b}?"
+)
+SUM_STORIES = (
+    "I have {a} {i} and get {b} more. How many do I have?|{n} has {a} {i} and {m} has {b}. How many {i} do they have together?|"
+    "I have {a} {i} and {b} {j}. How many things do I have?|There are {a} {i} and {b} {j}. How many are there in total?|"
+    "{n} buys {a} {i} and then {b} more. How many {i} does {n} have now?|A shop sold {a} {i} today and {b} {i} before. How many in all?"
+)
+DIFFERENCES = (
+    "What is {a} - {b}?|{a} - {b}|{a}-{b}|{a}-{b}=|{a} - {b} = ?|Subtract {b} from {a}.|What is the difference of {a} and {b}?|"
+    "Compute {a} - {b}.|Calculate {a}-{b}.|How much is {a} minus {b}?|What is {a} minus {b}?|{a} minus {b}|Take {b} away from {a}.|"
+    "What is {a}-{b}?|Find {a} - {b}.|How much is {a} - {b}?|What is {a} less {b}?"
+)
+DIFFERENCE_STORIES = (
+    "I have {a} {i} and give away {b}. How many are left?|{n} has {a} {i} and loses {b}. How many {i} does {n} still have?|"
+    "There were {a} {i} and {b} were sold. How many are left?|{n} had {a} {i} and ate {b}. How many remain?"
+)
+PRODUCTS = (
+    "What is {x} * {y}?|{x} * {y}|{x}*{y}|{x}*{y}=|{x} x {y}|Multiply {x} by {y}.|Multiply {x} and {y}.|"
+    "What is the product of {x} and {y}?|Compute {x} * {y}.|Calculate {x}*{y}.|How much is {x} times {y}?|What is {x} times {y}?|"
+    "{x} times {y}|What is {x}*{y}?|What is {x} x {y}?|Find {x} * {y}.|What is {x} multiplied by {y}?|{x} × {y}"
+)
+PRODUCT_STORIES = (
+    "One box holds {x} {i} and I have {y} boxes. How many {i} in all?|A book costs {x} dollars. What do {y} books cost?|"
+    "{n} has {y} bags with {x} {i} each. How many {i} is that?|There are {y} rows of {x} {i}. How many {i} are there?"
+)
+QUOTIENTS = (
+    "What is {a} / {b}?|{a} / {b}|{a}/{b}|Divide {a} by {b}.|How much is {a} divided by {b}?|What is {a} divided by {b}?|"
+    "{a} divided by {b}|Compute {a} / {b}.|Calculate {a}/{b}.|What is {a}/{b}?|{a} : {b}|What is {a} ÷ {b}?"
+)
+QUOTIENT_STORIES = "{n} shares {a} {i} among {b} friends. How many does each get?|I put {a} {i} into {b} boxes. How many are in each?"
 
 
-def add_steps(a: int, b: int) -> list[tuple[str, str]]:
-    left, right = pad(a, b)
-    carry, done, steps = 0, "", []
-    for i in range(len(left) - 1, -1, -1):
-        total = int(left[i]) + int(right[i]) + carry
-        done = (str(total) if i == 0 else str(total % 10)) + done
-        steps.append((f"{left[i]}+{right[i]}+{carry}={total}", done))
-        carry = total // 10
-    return steps
+def _story(rng: Random) -> dict[str, str]:
+    first, second = rng.sample(NAMES, 2)
+    return {"i": rng.choice(ITEMS) if rng.random() < 0.7 else any_word(rng), "j": rng.choice(ITEMS), "n": first, "m": second}
 
 
-def subtract_steps(a: int, b: int) -> list[tuple[str, str]]:
-    """For a >= b. A column below zero borrows: its line says +10."""
-    left, right = pad(a, b)
-    borrow, done, steps = 0, "", []
-    for i in range(len(left) - 1, -1, -1):
-        rest = int(left[i]) - int(right[i]) - borrow
-        shown = f"{left[i]}-{right[i]}-{borrow}={rest}" + (f"+10={rest + 10}" if rest < 0 else "")
-        done = str(rest % 10) + done
-        steps.append((shown, done))
-        borrow = int(rest < 0)
-    return steps
-
-
-def multiply_steps(a: int, digit: int) -> list[tuple[str, str]]:
-    carry, done, steps = 0, "", []
-    text = str(a)
-    for i in range(len(text) - 1, -1, -1):
-        product = int(text[i]) * digit
-        total = product + carry
-        done = (str(total) if i == 0 else str(total % 10)) + done
-        steps.append((f"{text[i]}*{digit}={product}+{carry}={total}", done))
-        carry = total // 10
-    return steps
-
-
-def work_add(a: int, b: int, effort: str) -> str:
-    left, right = pad(a, b)
-    head = {"low": "", "medium": "Add by columns: ", "high": f"I need the sum of {a} and {b}. Same length: "}[effort]
-    return f"{head}{left}+{right}\n{_lines(add_steps(a, b), effort)}"
-
-
-def work_subtract(a: int, b: int, effort: str) -> str:
-    left, right = pad(a, b)
-    head = {"low": "", "medium": "Subtract by columns: ", "high": f"I need {a} minus {b}. Same length: "}[effort]
-    if a < b:
-        head += f"{left}<{right}, so minus "
-        left, right, a, b = right, left, b, a
-    steps = subtract_steps(a, b)
-    tail = f"\n{steps[-1][1]}={a - b}" if steps[-1][1] != str(a - b) else ""
-    return f"{head}{left}-{right}\n{_lines(steps, effort, 'borrow')}{tail}"
-
-
-def work_multiply(a: int, digit: int, effort: str) -> str:
-    head = {"low": "", "medium": "Multiply by columns: ", "high": f"I need {a} times {digit}. Digit by digit: "}[effort]
-    return f"{head}{a}*{digit}\n{_lines(multiply_steps(a, digit), effort)}"
+def _worded(rng: Random, plain: str, stories: str, share: float = 0.15, **values: object) -> str:
+    return _ask(rng, stories if rng.random() < share else plain, **values, **_story(rng))
 
 
 def add(rng: Random, effort: str) -> Problem:
-    a, b = number(rng), number(rng)
     if rng.random() < 0.12:
         return _add_three(rng, effort)
-    ask = rng.choice(
-        "What is {a} + {b}?|{a} + {b}|{a}+{b}|{a}+{b}=|{a} + {b} = ?|Add {a} and {b}.|Please add {a} and {b}.|"
-        "What is the sum of {a} and {b}?|Compute {a} + {b}.|Calculate {a}+{b}|How much is {a} plus {b}?|what is {a} plus {b}|"
-        "I have {a} and get {b} more. How many do I have?|whats {a}+{b}|What is {a}+{b}?|Sum of {a} and {b}?".split("|")
-    ).format(a=a, b=b)
-    return Problem(f"add {min(a, b)} {max(a, b)}", ask, work_add(a, b, effort), f"{a} + {b} = {a + b}.", str(a + b), a + b)
+    a, b, spelled = _operands(rng)
+    ask = _worded(rng, SUMS, SUM_STORIES, a=numeral(rng, a, spelled), b=numeral(rng, b, spelled))
+    key = f"add {min(a, b)} {max(a, b)}"
+    if "Add " in ask or "add " in ask:
+        a, b = (b, a) if f" to {numeral(rng, a, spelled)}" in ask else (a, b)
+    return Problem(key, ask, columns.add(a, b, effort), f"{a} + {b} = {a + b}.", str(a + b), a + b)
 
 
 def _add_three(rng: Random, effort: str) -> Problem:
-    a, b, c = (number(rng, 3) for _ in range(3))
-    ask = rng.choice(
-        "What is {a} + {b} + {c}?|{a}+{b}+{c}|{a} + {b} + {c}|Add {a}, {b} and {c}.|What is the sum of {a}, {b} and {c}?".split("|")
-    ).format(a=a, b=b, c=c)
-    think = f"{work_add(a, b, effort)}\n{work_add(a + b, c, effort)}"
+    a, b, c = (number(rng, 4) for _ in range(3))
+    phrases = "What is {a} + {b} + {c}?|{a}+{b}+{c}|{a} + {b} + {c}|Add {a}, {b} and {c}.|What is the sum of {a}, {b} and {c}?|Sum of {a}, {b}, {c}"
+    think = f"{columns.add(a, b, effort)}\n{columns.add(a + b, c, effort)}"
+    ask = _ask(rng, phrases, a=a, b=b, c=c)
     return Problem(f"add {a} {b} {c}", ask, think, f"{a} + {b} + {c} = {a + b + c}.", str(a + b + c), a + b + c)
 
 
 def subtract(rng: Random, effort: str) -> Problem:
-    a, b = number(rng), number(rng)
+    a, b, spelled = _operands(rng)
     if a < b and rng.random() < 0.75:
         a, b = b, a
-    ask = rng.choice(
-        "What is {a} - {b}?|{a} - {b}|{a}-{b}|{a}-{b}=|{a} - {b} = ?|Subtract {b} from {a}.|Please subtract {b} from {a}.|"
-        "What is the difference of {a} and {b}?|Compute {a} - {b}.|Calculate {a}-{b}|How much is {a} minus {b}?|"
-        "what is {a} minus {b}|I have {a} and give away {b}. How many are left?|whats {a}-{b}|What is {a}-{b}?".split("|")
-    ).format(a=a, b=b)
-    return Problem(f"sub {a} {b}", ask, work_subtract(a, b, effort), f"{a} - {b} = {a - b}.", str(a - b), a - b)
+    stories = 0.15 if a >= b else 0.0
+    ask = _worded(rng, DIFFERENCES, DIFFERENCE_STORIES, stories, a=numeral(rng, a, spelled), b=numeral(rng, b, spelled))
+    return Problem(f"sub {a} {b}", ask, columns.subtract(a, b, effort), f"{a} - {b} = {a - b}.", str(a - b), a - b)
 
 
 def multiply(rng: Random, effort: str) -> Problem:
-    a = rng.randint(10, 99) if rng.random() < 0.6 else rng.randint(2, 999)
+    roll = rng.random()
+    a = rng.randint(10, 99) if roll < 0.55 else rng.randint(2, 9) if roll < 0.65 else rng.randint(100, 9999)
+    b = rng.randint(2, 9)
+    if roll < 0.2:
+        b = rng.randint(11, 99)
+    turned = rng.random() < 0.4
+    spelled = a <= 20 and b <= 20 and rng.random() < 0.3
+    x, y = (b, a) if turned else (a, b)
+    ask = _worded(rng, PRODUCTS, PRODUCT_STORIES, 0.12, x=numeral(rng, x, spelled), y=numeral(rng, y, spelled))
+    if turned and b > 9:
+        a, b = b, a
+    return Problem(f"mul {min(a, b)} {max(a, b)}", ask, columns.multiply(a, b, effort), f"{x} * {y} = {a * b}.", str(a * b), a * b)
+
+
+def divide(rng: Random, effort: str) -> Problem:
     digit = rng.randint(2, 9)
-    x, y = (a, digit) if rng.random() < 0.6 else (digit, a)
-    ask = rng.choice(
-        "What is {x} * {y}?|{x} * {y}|{x}*{y}|{x}*{y}=|{x} x {y}|Multiply {x} by {y}.|Please multiply {x} and {y}.|"
-        "What is the product of {x} and {y}?|Compute {x} * {y}.|Calculate {x}*{y}|How much is {x} times {y}?|"
-        "what is {x} times {y}|One box holds {a} and I have {digit} boxes. How many in all?|whats {x}*{y}".split("|")
-    ).format(x=x, y=y, a=a, digit=digit)
-    if "box" in ask:
-        x, y = a, digit
-    return Problem(f"mul {a} {digit}", ask, work_multiply(a, digit, effort), f"{x} * {y} = {a * digit}.", str(a * digit), a * digit)
+    a = number(rng, 4) + 1
+    if rng.random() < 0.5:
+        a = a // digit * digit or digit
+    rest = a % digit
+    ask = _worded(rng, QUOTIENTS, QUOTIENT_STORIES, 0.1 if rest == 0 else 0.0, a=a, b=digit)
+    sentence = f"{a} / {digit} = {a // digit}" + (f", remainder {rest}." if rest else ".")
+    short, value = (str(a // digit), a // digit) if rest == 0 else ("", None)
+    return Problem(f"div {a} {digit}", ask, columns.divide(a, digit, effort), sentence, short, value)
 
 
-def _digits_compared(a: int, b: int, effort: str) -> str:
-    left, right = pad(a, b)
-    signs = ["=" if x == y else ">" if x > y else "<" for x, y in zip(left, right, strict=True)]
-    seen = next((i + 1 for i, sign in enumerate(signs) if sign != "="), len(signs))
-    steps = [f"{left[i]}{signs[i]}{right[i]}" for i in range(seen)]
-    verdict = f"{a}{signs[seen - 1]}{b}"
-    if effort == "low":
-        return f"{left} {right}\n{' '.join(steps)}\n{verdict}"
-    if effort == "medium":
-        return f"Same length: {left} and {right}\nDigits from the left: {', '.join(steps)}\nSo {verdict}."
-    lines = "\n".join(f"Digit {i + 1}: {step}" for i, step in enumerate(steps))
-    return f"I compare {a} and {b}. Same length: {left} and {right}\n{lines}\nThe first digits that differ decide. So {verdict}."
+COMPARISONS = {
+    "larger": "Which is larger, {a} or {b}?|Which number is bigger: {a} or {b}?|Which is greater, {a} or {b}?|larger: {a} or {b}?|"
+    "What is the maximum of {a} and {b}?|What is more, {a} or {b}?|Which of {a} and {b} is larger?|Find the larger of {a} and {b}.",
+    "smaller": "Which is smaller, {a} or {b}?|Which number is less: {a} or {b}?|Which is lower, {a} or {b}?|smaller: {a} or {b}?|"
+    "What is the minimum of {a} and {b}?|What is less, {a} or {b}?|Which of {a} and {b} is smaller?|Find the smaller of {a} and {b}.",
+    "more": "Is {a} larger than {b}?|Is {a} more than {b}?|Is {a} > {b}?|Is {a} greater than {b}?|Is {a} bigger than {b}?|{a} > {b}?",
+    "less": "Is {a} smaller than {b}?|Is {a} less than {b}?|Is {a} < {b}?|Is {a} lower than {b}?|{a} < {b}?",
+    "both": "Compare {a} and {b}.|Compare {a} with {b}.|How do {a} and {b} compare?",
+}
 
 
 def compare(rng: Random, effort: str) -> Problem:
+    if rng.random() < 0.2:
+        return _extreme(rng, effort)
     a, b = number(rng), number(rng)
     if rng.random() < 0.3:
         b = max(0, a + rng.randint(-20, 20))
-    if a == b:
+    kind = rng.choice(list(COMPARISONS))
+    if a == b and kind in ("larger", "smaller"):
         b += 1
-    think = _digits_compared(a, b, effort)
-    kind, words = rng.choice(
-        (
-            ("larger", "Which is larger, {a} or {b}?|Which number is bigger: {a} or {b}?|larger: {a} or {b}?|What is the maximum of {a} and {b}?"),
-            ("smaller", "Which is smaller, {a} or {b}?|Which number is less: {a} or {b}?|smaller: {a} or {b}?|What is the minimum of {a} and {b}?"),
-            ("more", "Is {a} larger than {b}?|Is {a} more than {b}?|Is {a} > {b}?|Is {a} greater than {b}?"),
-            ("less", "Is {a} smaller than {b}?|Is {a} less than {b}?|Is {a} < {b}?"),
-        )
-    )
-    ask, key = rng.choice(words.split("|")).format(a=a, b=b), f"compare {kind} {min(a, b)} {max(a, b)}"
+    think = columns.compare(a, b, effort)
+    ask, key = _ask(rng, COMPARISONS[kind], a=a, b=b), f"compare {kind} {min(a, b)} {max(a, b)}"
     if kind in ("larger", "smaller"):
         right = max(a, b) if kind == "larger" else min(a, b)
         return Problem(key, ask, think, f"{right} is {kind}.", str(right), right)
-    true = (a > b) == (kind == "more")
-    than = "larger" if a > b else "smaller"
+    relation = f"{a} is {'larger than' if a > b else 'smaller than' if a < b else 'equal to'} {b}"
+    if kind == "both":
+        return Problem(key, ask, think, f"{relation}.")
+    true = a > b if kind == "more" else a < b
     short = "Yes" if true else "No"
-    return Problem(key, ask, think, f"{short}, {a} is {than} than {b}.", short, true)
+    return Problem(key, ask, think, f"{short}, {relation}.", short, true)
+
+
+def _numbers(rng: Random) -> tuple[list[int], str]:
+    """Distinct numbers to sort, and their list as text."""
+    limit = rng.choice((10, 100, 100, 100, 1000, 1000))
+    numbers = rng.sample(range(1, limit), rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7)))
+    texts = list(map(str, numbers))
+    if rng.random() < 0.25:
+        return numbers, f"{', '.join(texts[:-1])} and {texts[-1]}"
+    return numbers, rng.choice((", ", ", ", " ", " ", ",", "; ")).join(texts)
+
+
+UP = (
+    "Sort {l}.|Sort these numbers: {l}|Put {l} in ascending order.|Sort from smallest to largest: {l}|sort {l}|Sort the numbers {l}.|"
+    "Order these numbers from low to high: {l}|Sort {l} in increasing order.|Arrange {l} from smallest to largest.|Sort: {l}|"
+    "Sort the list {l}.|Put these numbers in order: {l}|Order the numbers {l}.|Sort this list: [{l}]|Sort {l} in ascending order.|sort: {l}"
+)
+DOWN = (
+    "Sort {l} in descending order.|Sort from largest to smallest: {l}|Order these numbers from high to low: {l}|"
+    "Sort {l} in decreasing order.|Sort in descending order: {l}|Put {l} in descending order.|Arrange {l} from largest to smallest.|"
+    "Sort the numbers {l} from high to low.|Sort these numbers in reverse order: {l}"
+)
 
 
 def sort(rng: Random, effort: str) -> Problem:
-    count = rng.choice((3, 4, 4, 5, 5, 6))
-    numbers = rng.sample(range(1, 100 if rng.random() < 0.65 else 1000), count)
+    numbers, listed = _numbers(rng)
     down = rng.random() < 0.35
     ordered = sorted(numbers, reverse=down)
-    separator = rng.choice((", ", ", ", " ", ","))
-    listed = separator.join(map(str, numbers))
-    up_words = (
-        "Sort {l}.|Sort these numbers: {l}|Put {l} in ascending order.|Sort from smallest to largest: {l}|sort {l}|"
-        "Order these numbers from low to high: {l}|Please sort {l} in increasing order."
-    )
-    down_words = (
-        "Sort {l} in descending order.|Sort from largest to smallest: {l}|Order these numbers from high to low: {l}|"
-        "Please sort {l} in decreasing order.|Sort in descending order: {l}"
-    )
-    ask = rng.choice((down_words if down else up_words).split("|")).format(l=listed)
     answer = ", ".join(map(str, ordered))
-    key = f"sort {down} {numbers}"
-    return Problem(key, ask, _selection(numbers, down, effort), f"Sorted: {answer}.", answer, ordered)
+    think = columns.select(numbers, down, effort)
+    return Problem(f"sort {down} {numbers}", _ask(rng, DOWN if down else UP, l=listed), think, f"Sorted: {answer}.", answer, ordered)
 
 
-def _selection(numbers: list[int], down: bool, effort: str) -> str:
-    """Take the first of the rest, again and again, and write down what is left."""
-    width = len(str(max(numbers)))
-    left = [str(each).zfill(width) for each in numbers]
-    end = "largest" if down else "smallest"
-    lines = [{"low": "", "medium": f"Take the {end} each time: ", "high": f"I sort {len(left)} numbers, {end} first. List: "}[effort]]
-    lines[0] += " ".join(left)
-    for i in range(len(numbers)):
-        taken = max(left) if down else min(left)
-        left.remove(taken)
-        rest = " ".join(left) or "-"
-        head = {"low": "", "medium": f"{end} ", "high": f"Step {i + 1}: the {end} is "}[effort]
-        lines.append(f"{head}{taken}: {rest}" if effort != "high" else f"{head}{taken}. Left: {rest}")
-    return "\n".join(lines)
+def _extreme(rng: Random, effort: str) -> Problem:
+    numbers, listed = _numbers(rng)
+    down = rng.random() < 0.6
+    end, right = ("largest", max(numbers)) if down else ("smallest", min(numbers))
+    words = ("largest", "biggest", "highest", "greatest") if down else ("smallest", "lowest", "least")
+    phrases = "What is the {e} of {l}?|Which is the {e}: {l}?|Find the {e} number in {l}.|What is the {e} number in this list: {l}?|{e} of {l}|" + (
+        "What is the maximum of {l}?|max of {l}" if down else "What is the minimum of {l}?|min of {l}"
+    )
+    think = columns.select(numbers, down, effort, times=1)
+    return Problem(f"extreme {down} {numbers}", _ask(rng, phrases, e=rng.choice(words), l=listed), think, f"{right} is the {end}.", str(right), right)
 
 
 UNITS = (
-    ("hours", "minutes", 60),
-    ("minutes", "seconds", 60),
-    ("weeks", "days", 7),
-    ("kilometers", "meters", 1000),
-    ("kilograms", "grams", 1000),
-    ("meters", "centimeters", 100),
-    ("dollars", "cents", 100),
-    ("centimeters", "millimeters", 10),
+    ("hour", "minute", 60),
+    ("minute", "second", 60),
+    ("week", "day", 7),
+    ("kilometer", "meter", 1000),
+    ("kilogram", "gram", 1000),
+    ("meter", "centimeter", 100),
+    ("dollar", "cent", 100),
+    ("euro", "cent", 100),
+    ("centimeter", "millimeter", 10),
+    ("decade", "year", 10),
+    ("century", "year", 100),
+    ("liter", "milliliter", 1000),
+    ("day", "hour", 24),
+    ("year", "month", 12),
+    ("foot", "inch", 12),
 )
+PLURALS = {"century": "centuries", "foot": "feet", "inch": "inches"}
+
+
+def _plural(unit: str, n: int = 2) -> str:
+    return unit if n == 1 else PLURALS.get(unit, f"{unit}s")
 
 
 def units(rng: Random, effort: str) -> Problem:
     big, small, factor = rng.choice(UNITS)
-    n = rng.randint(2, 250)
-    answer = n * factor
-    ask = rng.choice(
-        "How many {s} are {n} {b}?|Convert {n} {b} to {s}.|{n} {b} in {s}|What is {n} {b} in {s}?|How many {s} are in {n} {b}?".split("|")
-    ).format(s=small, b=big, n=n)
-    digit = factor if factor == 7 else factor // 10 if factor == 60 else 1
-    zeros = "0" * (len(str(factor)) - 1)
-    rule = f"{big}->{small} *{factor}" if effort == "low" else f"One of {big} is {factor} {small}, so {n}*{factor}."
-    lines = [rule]
+    n = rng.randint(1, 99 if factor in (12, 24) else 250)
+    if factor in (12, 24) and rng.random() < 0.5:
+        n = rng.randint(1, 12)
+    answer, many, parts = n * factor, _plural(big, n), _plural(small)
+    phrases = (
+        "How many {s} are {n} {b}?|Convert {n} {b} to {s}.|{n} {b} in {s}|What is {n} {b} in {s}?|How many {s} are in {n} {b}?|"
+        "How many {s} is {n} {b}?|How many {s} does {n} {b} have?|Turn {n} {b} into {s}.|{n} {b} = ? {s}|How long is {n} {b} in {s}?"
+    )
+    ask = _ask(rng, phrases.replace("|How long is {n} {b} in {s}?", "") if factor > 60 else phrases, s=parts, b=many, n=n)
+    lines = [f"{big}->{small} *{factor}" if effort == "low" else f"One {big} is {factor} {parts}, so {n}*{factor}."]
     if effort == "high":
-        lines.insert(0, f"I convert {n} {big} to {small}.")
-    if digit > 1:
-        lines.append(work_multiply(n, digit, "low" if effort == "low" else "medium"))
+        lines.insert(0, f"I convert {n} {many} to {parts}.")
+    digits, zeros = (str(factor).rstrip("0"), "0" * (len(str(factor)) - len(str(factor).rstrip("0"))))
+    if digits != "1":
+        lines.append(columns.multiply(n, int(digits), "low" if effort == "low" else "medium"))
     if zeros:
-        lines.append(f"{n * digit} and {zeros}: {answer}")
-    sentence = f"{n} {big} are {answer} {small}."
-    return Problem(f"units {n} {big} {small}", ask, "\n".join(lines), sentence, str(answer), answer)
+        lines.append(f"{n * int(digits)} and {zeros}: {answer}")
+    verb = "is" if n == 1 else "are"
+    return Problem(f"units {n} {big} {small}", ask, "\n".join(lines), f"{n} {many} {verb} {answer} {parts}.", str(answer), answer)
