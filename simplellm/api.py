@@ -20,6 +20,7 @@ from simplellm.engine.scheduler import Request
 from simplellm.engine.start import Engine, start
 from simplellm.errors import RequestError
 from simplellm.generation import Answer, Generation, Job, Reader, Stream
+from simplellm.model.checkpoint import find_layout
 from simplellm.request import Event, Sampling
 from simplellm.text.harmony import declared_tools, render
 from simplellm.text.parser import Parser
@@ -44,7 +45,8 @@ class LLM:
         """path: a folder in the official layout; None: the small built-in model."""
         self.path = Path(path) if path is not None else BUILTIN
         self.options = EngineConfig.from_options(**options)
-        self.tokenizer = Tokenizer.from_file(tokenizer_file(self.path))  # first: a missing one is known in a moment
+        find_layout(self.path)  # first what is known in a moment: is it a checkpoint, has it a tokenizer
+        self.tokenizer = Tokenizer.from_file(tokenizer_file(self.path))
         ends = {self.tokenizer.special[name] for name in END_TOKENS if name in self.tokenizer.special}
         self._engine = self._open(frozenset(ends))
         self.config = self._engine.model_config

@@ -84,7 +84,7 @@ class EngineConfig:
     progress: bool = True  # progress bars while loading and for large batches
 
     def __post_init__(self) -> None:
-        if self.device not in ("auto", "cpu", "cuda") and not self.device.startswith("cuda:"):
+        if self.device not in ("auto", "cpu", "cuda") and not str(self.device).startswith("cuda:"):
             raise OptionError(f"device: {self.device!r} is not auto, cpu, cuda or cuda:N")
         if self.dtype not in ("bfloat16", "float32"):
             raise OptionError(f"dtype: {self.dtype!r} is neither bfloat16 nor float32")
@@ -103,12 +103,12 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None and name in ("max_context", "num_pages"):
                 continue
-            if not isinstance(value, int):
+            if not isinstance(value, int) or isinstance(value, bool):
                 raise OptionError(f"{name}: {value!r} is not a whole number")
             if value < least:
                 raise OptionError(f"{name}: {value} is below {least}")
-        if self.memory_gb is not None and not (isinstance(self.memory_gb, (int, float)) and self.memory_gb > 0):
-            raise OptionError(f"memory_gb: {self.memory_gb!r} is not above 0")
+        if self.memory_gb is not None and not (isinstance(self.memory_gb, (int, float)) and 0 < self.memory_gb <= 1e6):
+            raise OptionError(f"memory_gb: {self.memory_gb!r} is not above 0 and at most 1e6")
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:
@@ -132,6 +132,8 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: download the model again, or check the path") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from None
     if not isinstance(data, dict):

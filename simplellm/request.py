@@ -98,7 +98,7 @@ def _between(
     kinds = (int,) if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):
         raise RequestError(name, f"{what}{value!r} is not {'a whole number' if whole else 'a number'}")
-    if not (low < value if open_low else low <= value) or not value <= high or not math.isfinite(value):
+    if not (low < value if open_low else low <= value) or not value <= high:
         above = f"above {low}" if open_low else f"at least {low}"
         raise RequestError(name, f"{what}{value} is out of range: {above}" + ("" if high == math.inf else f", at most {high}"))
 

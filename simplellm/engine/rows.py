@@ -30,7 +30,7 @@ class Rows:
         row, sampling = start.row, start.sampling
         self.starts[row], self.sampling[row] = start, sampling
         self.temperature[row], self.top_p[row], self.min_p[row] = sampling.temperature, sampling.top_p, sampling.min_p
-        self.top_k[row] = sampling.top_k
+        self.top_k[row] = min(sampling.top_k, self.seen.shape[1])  # it may be any number, of any size
         self.seed[row] = (start.seed + 2**63) % 2**64 - 2**63  # the same 64 bits, as int64
         if start.penalty_slot is not None:
             prompt, generated = start.tokens[: start.num_prompt], start.tokens[start.num_prompt :]

@@ -94,6 +94,8 @@ class Runner:
     def close(self) -> None:
         """Let go of weights and pages."""
         del self.model, self.kv
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # else PyTorch keeps the memory, and the next engine finds none free
 
     def _batch(self, plan: Plan) -> Batch:
         spans = plan.spans

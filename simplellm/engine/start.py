@@ -6,9 +6,10 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import torch
 
@@ -20,7 +21,7 @@ from simplellm.engine.worker import Worker
 from simplellm.errors import OptionError
 from simplellm.model.checkpoint import load_config
 from simplellm.model.gpt_oss import GptOss
-from simplellm.model.weights import list_sources, load_weights
+from simplellm.model.weights import load_weights
 
 log = logging.getLogger("simplellm")
 
@@ -37,13 +38,12 @@ class Engine:
     scheduler: Scheduler
     runner: PlanRunner
     worker: Worker
-    closed: bool = False
+    _closed: Lock = field(default_factory=Lock)  # taken by the first `close`, for good
 
     def close(self) -> None:
-        """Stop the thread and let go of weights and pages."""
+        """Stop the thread and let go of weights and pages. Safe to call again and from any thread."""
         self.worker.close()
-        if not self.closed:
-            self.closed = True
+        if self._closed.acquire(blocking=False):
             self.runner.close()
 
 
@@ -60,9 +60,7 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
         raise OptionError(f"max_context: {max_context} is above the model's {config.max_context}")
     weights = load_weights(path, config, device=str(device), progress=options.progress)
     model = GptOss(config, weights, getattr(torch, options.dtype), max_context)
-    num_pages = options.num_pages or count_pages(
-        config, options, device, sum(source.num_bytes for source in list_sources(config)), max_context
-    )
+    num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
     runner = Runner(model, num_pages, options.max_running, max_context, options.penalty_slots)
     log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
@@ -96,7 +94,13 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise OptionError(f"device: {name!r}, but PyTorch finds no CUDA GPU (try device='cpu')")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise OptionError(f"device: {name!r} is not auto, cpu, cuda or cuda:N") from None
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise OptionError(f"device: {name!r}, but there are {torch.cuda.device_count()} GPUs, counted from 0")
+    return device
 
 
 def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device, weight_bytes: int, max_context: int) -> int:

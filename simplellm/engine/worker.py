@@ -6,6 +6,7 @@ engine with it: nobody waits for ever.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections import deque
@@ -33,16 +34,18 @@ class Worker:
         self._sinks: dict[int, Sink] = {}
         self._thread = threading.Thread(target=self._run, name="simplellm-engine", daemon=True)
         self._thread.start()
+        atexit.register(self.close)  # a thread that is inside torch when the interpreter ends aborts the process
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Queue requests together; their events go to `sink`. Raises EngineError once the engine has ended."""
 
-        def take() -> None:
+        def add() -> None:
             for request in requests:
-                self._sinks[request.rid] = sink
                 self.loop.scheduler.add(request)
 
-        self._post(take)
+        with self._wake:
+            self._post(add)
+            self._sinks.update((request.rid, sink) for request in requests)  # known at once: a failing engine tells them
 
     def abort(self, rids: Sequence[int], reason: str = "abort") -> None:
         """End requests in whatever state they are; each gets a last event with this reason, unless it has ended."""
@@ -59,6 +62,7 @@ class Worker:
     def close(self) -> None:
         """Stop the thread; what is pending fails with EngineError. Safe to call twice and from the engine's thread."""
         self._end(EngineError("the engine was stopped"))
+        atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -66,6 +70,8 @@ class Worker:
         with self._wake:
             if self.failure is not None:
                 raise self.failure
+            if not self._thread.is_alive():  # threads do not survive a fork
+                raise EngineError("the engine runs in the process that started it, not in a fork of it: start an LLM here")
             self._inbox.append(action)
             self._wake.notify()
 
@@ -80,30 +86,25 @@ class Worker:
                 self._prepare()
             while self._next_actions():
                 self._deliver(self.loop.step())
-        except Exception as error:
+        except BaseException as error:  # sys.exit() in a caller's callback, too
             log.exception("the engine failed")
             self._end(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
-        for action in self._drain():
-            action()  # so that its requests have sinks to fail
         for rid in list(self._sinks):
-            self._deliver([Event(rid, finish_reason="error", error=str(self.failure))])
+            try:
+                self._deliver([Event(rid, finish_reason="error", error=str(self.failure))])
+            except BaseException:  # the others must be told all the same
+                log.exception("request %d could not be told that the engine ended", rid)
 
     def _next_actions(self) -> bool:
         """Wait for something to do, take the inbox in; False once the engine ends."""
         with self._wake:
             while not self._inbox and self.loop.idle and self.failure is None:
                 self._wake.wait()
-            if self.failure is not None:
-                return False
-        for action in self._drain():
-            action()
-        return True
-
-    def _drain(self) -> list[Callable[[], None]]:
-        with self._wake:
-            actions = list(self._inbox)
-            self._inbox.clear()
-        return actions
+            actions, self._inbox = self._inbox, deque()
+        if self.failure is None:
+            for action in actions:
+                action()
+        return self.failure is None  # an action may have called a sink that stopped the engine
 
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:

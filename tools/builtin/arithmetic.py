@@ -79,10 +79,8 @@ def add(rng: Random, effort: str) -> Problem:
     if rng.random() < 0.12:
         return _add_three(rng, effort)
     a, b, spelled = _operands(rng)
-    ask = _worded(rng, SUMS, SUM_STORIES, a=numeral(rng, a, spelled), b=numeral(rng, b, spelled))
+    ask = _worded(rng, SUMS, SUM_STORIES, a=numeral(a, spelled), b=numeral(b, spelled))
     key = f"add {min(a, b)} {max(a, b)}"
-    if "Add " in ask or "add " in ask:
-        a, b = (b, a) if f" to {numeral(rng, a, spelled)}" in ask else (a, b)
     return Problem(key, ask, columns.add(a, b, effort), f"{a} + {b} = {a + b}.", str(a + b), a + b)
 
 
@@ -99,7 +97,7 @@ def subtract(rng: Random, effort: str) -> Problem:
     if a < b and rng.random() < 0.75:
         a, b = b, a
     stories = 0.15 if a >= b else 0.0
-    ask = _worded(rng, DIFFERENCES, DIFFERENCE_STORIES, stories, a=numeral(rng, a, spelled), b=numeral(rng, b, spelled))
+    ask = _worded(rng, DIFFERENCES, DIFFERENCE_STORIES, stories, a=numeral(a, spelled), b=numeral(b, spelled))
     return Problem(f"sub {a} {b}", ask, columns.subtract(a, b, effort), f"{a} - {b} = {a - b}.", str(a - b), a - b)
 
 
@@ -109,10 +107,10 @@ def multiply(rng: Random, effort: str) -> Problem:
     b = rng.randint(2, 9)
     if roll < 0.2:
         b = rng.randint(11, 99)
-    turned = rng.random() < 0.4
+    turned = a > 9 and rng.random() < 0.4
     spelled = a <= 20 and b <= 20 and rng.random() < 0.3
     x, y = (b, a) if turned else (a, b)
-    ask = _worded(rng, PRODUCTS, PRODUCT_STORIES, 0.12, x=numeral(rng, x, spelled), y=numeral(rng, y, spelled))
+    ask = _worded(rng, PRODUCTS, PRODUCT_STORIES, 0.12, x=numeral(x, spelled), y=numeral(y, spelled))
     if turned and b > 9:
         a, b = b, a
     return Problem(f"mul {min(a, b)} {max(a, b)}", ask, columns.multiply(a, b, effort), f"{x} * {y} = {a * b}.", str(a * b), a * b)

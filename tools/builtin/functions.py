@@ -9,7 +9,8 @@ from random import Random
 from typing import Any
 
 from tools.builtin.arithmetic import number
-from tools.builtin.words import ITEMS, SKIES, city, identifier, word
+from tools.builtin.phrasing import politely, vary
+from tools.builtin.words import ITEMS, SKIES, any_word, city, identifier, word
 
 Schema = dict[str, Any]
 
@@ -26,6 +27,7 @@ class Use:
     result: str
     found: str  # the result in the words of the reasoning
     answer: str
+    place: str = ""  # of the weather: what a second question may change
 
     @property
     def name(self) -> str:
@@ -43,6 +45,11 @@ def declare(rng: Random, names: str, descriptions: str, fields: dict[str, Schema
     parameters = {"type": "object", "properties": properties} | required
     description = rng.choice(descriptions.split("|"))
     return {"type": "function", "function": {"name": identifier(rng, names), "description": description, "parameters": parameters}}
+
+
+def _ask(rng: Random, phrases: str, **values: object) -> str:
+    phrase = rng.choice(phrases.split("|")).format(**values)
+    return vary(rng, politely(rng, phrase) if phrase.endswith(".") else phrase)
 
 
 def _place_field(rng: Random) -> tuple[str, dict[str, Schema]]:
@@ -65,13 +72,16 @@ def weather(rng: Random) -> Use:
     result = json.dumps(_shuffled(rng, {warm: degrees, look: sky}))
     if rng.random() < 0.2:
         result = f"{degrees} degrees, {sky}"
-    ask = rng.choice(
-        "What is the weather in {c}?|How is the weather in {c}?|weather in {c}|What's the weather like in {c}?|"
-        "Tell me the weather in {c}.|What is the weather like in {c} today?|How warm is it in {c}?|Is it sunny in {c}?".split("|")
-    ).format(c=place)
+    phrases = (
+        "What is the weather in {c}?|How is the weather in {c}?|weather in {c}|What's the weather like in {c}?|Is it raining in {c}?|"
+        "Tell me the weather in {c}.|What is the weather like in {c} today?|How warm is it in {c}?|Is it sunny in {c}?|How cold is it in {c}?|"
+        "Check the weather in {c}.|What is the temperature in {c}?|Do I need a coat in {c}?|Look up the weather for {c}.|Weather for {c}, please."
+    )
     answer = f"It is {degrees} degrees and {sky} in {place}."
     tool = declare(rng, names, says, fields)
-    return Use(f"weather {place} {degrees}", ask, tool, "the weather", {field: place} | unit, result, f"{degrees}, {sky}", answer)
+    asked = _ask(rng, phrases, c=place)
+    found = f"{degrees}, {sky}"
+    return Use(f"weather {place} {degrees}", asked, tool, "the weather", {field: place} | unit, result, found, answer, place)
 
 
 def clock(rng: Random) -> Use:
@@ -79,7 +89,7 @@ def clock(rng: Random) -> Use:
     field, fields = _place_field(rng)
     time = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
     result = time if rng.random() < 0.3 else json.dumps({rng.choice(("time", "local_time", "now")): time})
-    ask = rng.choice("What time is it in {c}?|Tell me the time in {c}.|What is the local time in {c}?|time in {c}".split("|")).format(c=place)
+    ask = _ask(rng, "What time is it in {c}?|Tell me the time in {c}.|What is the local time in {c}?|time in {c}|How late is it in {c}?", c=place)
     names = "get_time get_time local_time current_time clock time_in world_clock"
     tool = declare(rng, names, "Get the time in a city.|Local time of a place|Returns the current time.|World clock", fields)
     return Use(f"clock {place} {time}", ask, tool, "the time", {field: place}, result, time, f"It is {time} in {place}.")
@@ -90,10 +100,10 @@ def price(rng: Random) -> Use:
     field = identifier(rng, "item product name article item product", 0.15)
     cost = rng.randint(1, 999)
     result = str(cost) if rng.random() < 0.3 else json.dumps({rng.choice(("price", "cost", "amount")): cost})
-    ask = rng.choice("What do {i} cost?|What is the price of {i}?|How much are {i}?|price of {i}|Tell me the price of {i}.".split("|"))
+    ask = _ask(rng, "What do {i} cost?|What is the price of {i}?|How much are {i}?|price of {i}|Tell me the price of {i}.", i=item)
     names = "get_price get_price price lookup_price price_of product_price find_price"
     tool = declare(rng, names, "Get the price of a product.|Price of an item|Returns what an item costs.|Look up a price", {field: {"type": "string", "description": "The product"}})
-    return Use(f"price {item} {cost}", ask.format(i=item), tool, "the price", {field: item}, result, str(cost), f"The price of {item} is {cost}.")
+    return Use(f"price {item} {cost}", ask, tool, "the price", {field: item}, result, str(cost), f"The price of {item} is {cost}.")
 
 
 def order(rng: Random) -> Use:
@@ -101,26 +111,69 @@ def order(rng: Random) -> Use:
     field = identifier(rng, "order_id id number order order_id", 0.15)
     status = rng.choice(("shipped", "open", "paid", "lost", "delivered", "late", "packed"))
     result = status if rng.random() < 0.3 else json.dumps({rng.choice(("status", "state")): status})
-    ask = rng.choice("Where is order {n}?|What is the status of order {n}?|Check order {n}.|status of order {n}".split("|")).format(n=n)
+    ask = _ask(rng, "Where is order {n}?|What is the status of order {n}?|Check order {n}.|status of order {n}|Track order {n}.", n=n)
     names = "get_order get_order order_status track_order find_order check_order"
     tool = declare(rng, names, "Get the status of an order.|Track an order|Returns the state of an order.", {field: {"type": "integer", "description": "Number of the order"}})
     return Use(f"order {n} {status}", ask, tool, "the order", {field: n}, result, status, f"Order {n} is {status}.")
 
 
 def calculator(rng: Random) -> Use:
-    a, b = number(rng), number(rng)
-    sign = rng.choice("+-*")
-    total = {"+": a + b, "-": a - b, "*": a * b}[sign]
-    verb = {"+": "plus", "-": "minus", "*": "times"}[sign]
-    ask = rng.choice("What is {a} {s} {b}?|{a}{s}{b}|{a} {s} {b}|Compute {a} {s} {b}.|How much is {a} {v} {b}?|Calculate {a}{s}{b}".split("|"))
+    expression = _expression(rng)
+    total = round(eval(expression.replace(" ", "")), 2)  # of numbers and signs that were put together here
     field = identifier(rng, "expression expr formula expression input", 0.15)
     result = str(total) if rng.random() < 0.5 else json.dumps({rng.choice(("result", "value", "answer")): total})
     names = "calculator calculator calculate compute calc evaluate math eval_expression"
-    says = "Evaluate an expression.|A calculator|Computes the value of an expression.|Do arithmetic"
+    says = "Evaluate an expression.|A calculator|Computes the value of an expression.|Do arithmetic|Calculate something|Use it to calculate."
     tool = declare(rng, names, says, {field: {"type": "string", "description": "Such as 1+2"}})
-    expression = f"{a}{sign}{b}"
-    question = ask.format(a=a, b=b, s=sign, v=verb)
-    return Use(f"calc {expression}", question, tool, "a calculation", {field: expression}, result, str(total), f"{a} {sign} {b} = {total}.")
+    shown = expression if rng.random() < 0.6 else expression.replace(" ", "")
+    question = _ask(rng, "What is {e}?|{e}|Compute {e}.|How much is {e}?|Calculate {e}.|{e} = ?|Use the tool to compute {e}.", e=shown)
+    key = f"calc {expression}"
+    return Use(key, question, tool, "a calculation", {field: expression.replace(" ", "")}, result, str(total), f"{expression} = {total}.")
+
+
+def _expression(rng: Random) -> str:
+    """Numbers with signs and spaces between them: mostly two, at times of a kind that the model could not do by itself."""
+    if rng.random() < 0.6:
+        return f"{number(rng)} {rng.choice('+-*')} {number(rng)}"
+    size = rng.choice((2, 3, 3, 4))
+    numbers = [str(rng.randint(1, 999)) if rng.random() < 0.8 else f"{rng.randint(1, 99)}.{rng.randint(1, 9)}" for _ in range(size)]
+    return numbers[0] + "".join(f" {rng.choice('+-*/')} {each}" for each in numbers[1:])
+
+
+def two_numbers(rng: Random) -> Use:
+    """A tool of two numbers, for one operation."""
+    a, b = number(rng), number(rng)
+    verb, sign, names, says = rng.choice(
+        (
+            ("plus", "+", "add add_numbers sum plus", "Add two numbers.|Sum of two numbers|Returns a plus b."),
+            ("times", "*", "multiply mul product times", "Multiply two numbers.|Product of two numbers|Returns a times b."),
+        )
+    )
+    total = a + b if sign == "+" else a * b
+    first, second = rng.choice((("a", "b"), ("x", "y"), ("first", "second"), ("left", "right")))
+    tool = declare(rng, names, says, {name: {"type": rng.choice(("number", "integer"))} for name in (first, second)})
+    ask = _ask(rng, "What is {a} {s} {b}?|{a} {s} {b}|How much is {a} {v} {b}?|Compute {a} {s} {b}.|{a}{s}{b}", a=a, b=b, s=sign, v=verb)
+    result = str(total) if rng.random() < 0.5 else json.dumps({"result": total})
+    return Use(f"two {a} {sign} {b}", ask, tool, "a calculation", {first: a, second: b}, result, str(total), f"{a} {sign} {b} = {total}.")
+
+
+def timer(rng: Random) -> Use:
+    n = rng.randint(1, 240)
+    field = identifier(rng, "minutes duration minutes length", 0.15)
+    tool = declare(rng, "set_timer timer start_timer countdown", "Set a timer.|Start a timer for some minutes.|Timer", {field: {"type": "integer", "description": "Minutes"}})
+    ask = _ask(rng, "Set a timer for {n} minutes.|Start a timer of {n} minutes.|timer {n} minutes|Set the timer to {n} minutes.", n=n)
+    result = rng.choice(('{"ok": true}', "ok", '{"status": "started"}', "done"))
+    return Use(f"timer {n} {rng.randrange(4)}", ask, tool, "a timer", {field: n}, result, "it runs", f"The timer is set to {n} minutes.")
+
+
+def search(rng: Random) -> Use:
+    what = " ".join(any_word(rng, 8) for _ in range(rng.choice((1, 2, 2, 3))))
+    field = identifier(rng, "query q text search_term query", 0.15)
+    found = " ".join(any_word(rng, 8) for _ in range(rng.choice((1, 2, 3, 4))))
+    result = found if rng.random() < 0.4 else json.dumps({rng.choice(("result", "text", "found")): found})
+    tool = declare(rng, "search search_web web_search find lookup", "Search the web.|Find something on the web.|Web search", {field: {"type": "string", "description": "What to search"}})
+    ask = _ask(rng, "Search for {w}.|Search the web for {w}.|Find {w} on the web.|search {w}|Look for {w} on the web.", w=what)
+    return Use(f"search {what}", ask, tool, "a search", {field: what}, result, found, f"I found: {found}.")
 
 
 FAMILIES: dict[str, Callable[[Random], Use]] = {
@@ -129,16 +182,24 @@ FAMILIES: dict[str, Callable[[Random], Use]] = {
     "clock": clock,
     "price": price,
     "order": order,
+    "two_numbers": two_numbers,
+    "timer": timer,
+    "search": search,
 }
+SHARES = (8, 7, 2, 2, 2, 2, 2, 2)  # of the families, in training
+CLASHES = {"calculator", "two_numbers"}  # which both calculate
 
 
 def with_others(rng: Random, use: Use, family: str) -> list[Schema]:
     """The tool that is needed among up to two of other families, in any order, under distinct names."""
     tools = [use.tool]
-    for other in rng.sample([name for name in FAMILIES if name != family], rng.choice((0, 0, 1, 1, 2))):
+    others = [name for name in FAMILIES if name != family and not {name, family} <= CLASHES]
+    for other in rng.sample(others, rng.choice((0, 0, 1, 1, 2, 3))):
         tools.append(FAMILIES[other](rng).tool)
-    rng.shuffle(tools)
-    return list({tool["function"]["name"]: tool for tool in tools if tool is use.tool or tool["function"]["name"] != use.name}.values())
+    others_named = {tool["function"]["name"]: tool for tool in tools if tool["function"]["name"] != use.name}
+    distinct = [use.tool, *others_named.values()]
+    rng.shuffle(distinct)
+    return distinct
 
 
 def _shuffled(rng: Random, fields: dict[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,10 @@ from random import Random
 from tools.builtin.words import NUMERALS
 
 STARTERS = set(
-    "What How Which Is Add Please Compute Calculate Subtract Multiply Sort Put Order Reverse Spell Write Turn Count Convert "
-    "Tell Look Find Who Can Do Does Today If Sum Divide Compare Now And Take Where Check Will When Why Explain Give Search Set "
-    "Should Are Sing Draw Recommend Summarize Translate One Double Could Would I Say Show Name My The".split()
+    ["What", "How", "Which", "Is", "Add", "Please", "Compute", "Calculate", "Subtract", "Multiply", "Sort", "Put", "Order", "Reverse", "Spell", "Write", "Turn", "Count", "Convert", "Tell", "Look", "Find", "Who", "Can", "Do", "Does", "Today", "If", "Sum", "Divide", "Compare", "Now", "And", "Take", "Where", "Check", "Will", "When", "Why", "Explain", "Give", "Search", "Set", "Should", "Are", "Sing", "Draw", "Recommend", "Summarize", "Translate", "One", "Double", "Could", "Would", "I", "Say", "Show", "Name", "My", "The"]
 )
-BEFORE = (
-    "Hi! |Hello, |Hi, |Hey, |Hello! |Please tell me: |Quick question: |Question: |Can you help me? |Tell me: |Ok, |Next: |So, |"
-    "Good morning! |I have a question. |Thanks! |Great. |Dear model, |One more: "
-).split("|")
-AFTER = " Thanks!| Please.| please| Thank you.| Quickly.| thanks| Can you do that?| I need it for school.".split("|")
+BEFORE = ["Hi! ", "Hello, ", "Hi, ", "Hey, ", "Hello! ", "Please tell me: ", "Quick question: ", "Question: ", "Can you help me? ", "Tell me: ", "Ok, ", "Next: ", "So, ", "Good morning! ", "I have a question. ", "Thanks! ", "Great. ", "Dear model, ", "One more: "]
+AFTER = [" Thanks!", " Please.", " please", " Thank you.", " Quickly.", " thanks", " Can you do that?", " I need it for school."]
 
 
 def vary(rng: Random, ask: str) -> str:
@@ -42,5 +37,5 @@ def politely(rng: Random, command: str) -> str:
     return rng.choice(("Please {c}.", "Can you {c}?", "Could you {c} please?", "Can you {c} please?", "I want you to {c}.")).format(c=inner)
 
 
-def numeral(rng: Random, n: int, spelled: bool) -> str:
+def numeral(n: int, spelled: bool) -> str:
     return NUMERALS[n] if spelled and n < len(NUMERALS) else str(n)

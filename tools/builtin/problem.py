@@ -19,7 +19,8 @@ class Problem:
     think: str
     sentence: str  # the answer where nothing else is asked for
     short: str = ""  # the answer alone; empty where a style cannot be asked for
-    value: Any = None  # the answer as JSON
+    value: Any = None  # the answer as JSON; None where that is not to be asked for
+    context: str = ""  # what the instructions say to the matter, such as a list
 
     @property
     def held_out(self) -> bool:

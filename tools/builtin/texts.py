@@ -1,73 +1,84 @@
-"""Problems with words: counting letters, reversing, weekdays and dates, looking up in a list; and messages out of scope."""
+"""Problems with words: counting letters, reversing, weekdays and dates, looking up in a list."""
 
 from __future__ import annotations
 
 import datetime
+import json
 from random import Random
 
+from tools.builtin.phrasing import politely, vary
 from tools.builtin.problem import Problem
-from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, NAMES, name_word, word
+from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, NOUNS, QUALITIES, VERBS, name_word, word
 
-LISTED = [*ITEMS, *COLOURS, *(each.lower() for each in DAYS)]  # words that are one token: their spelling must be learnt
-
-ABILITIES = "sums, differences, products, comparing, sorting, counting letters, reversing words, weekdays, units, lists and tools"
-HELLO = "Hello! I am the small built-in model of SimpleLLM. Ask me something like: What is 23 + 48?"
-WHO = f"I am a tiny model that comes with SimpleLLM, trained to show the engine at work. I can do {ABILITIES}."
-CAN = f"I can do {ABILITIES}. Nothing else."
-UNKNOWN = "I do not know that: I am a tiny model. I can do sums, sort numbers, count letters and a few things more."
-NO_TOOL = "I cannot know that, as I have no tool for it."
-WELCOME = "You are welcome!"
+LISTED = [*ITEMS, *COLOURS, *NOUNS, *VERBS, *QUALITIES, *(each.lower() for each in DAYS)]  # whose spelling must be learnt
 
 
 def _some_word(rng: Random, longest: int) -> str:
-    return rng.choice(LISTED) if rng.random() < 0.15 else word(rng, 3, longest)
+    made = rng.choice([each for each in LISTED if len(each) > 2]) if rng.random() < 0.2 else word(rng, 3, longest)
+    return made.capitalize() if rng.random() < 0.12 else made
+
+
+def _ask(rng: Random, phrases: str, **values: object) -> str:
+    phrase = rng.choice(phrases.split("|")).format(**values)
+    return vary(rng, politely(rng, phrase) if phrase.endswith(".") else phrase)
 
 
 def count(rng: Random, effort: str) -> Problem:
-    text = _some_word(rng, 12)
+    """Letters are counted without regard to case."""
+    text = _some_word(rng, 14)
     if rng.random() < 0.2:
         return _length(rng, effort, text)
-    letter = rng.choice(text) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
-    ask = rng.choice(
+    spelled = text.lower()
+    letter = rng.choice(spelled) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
+    phrases = (
         'How many "{c}" are in "{w}"?|How many times does {c} appear in {w}?|How many letters {c} are in {w}?|'
         "How many {c}s are in {w}?|How many {c}'s are in {w}?|Count the letter {c} in {w}.|How many {c} are there in {w}?|"
-        'How often does the letter "{c}" occur in the word "{w}"?|how many {c} in {w}|How many {c}\'s are in the word {w}?'.split("|")
-    ).format(c=letter, w=text)
-    runs = [text[: i + 1].count(letter) for i in range(len(text))]
+        'How often does the letter "{c}" occur in the word "{w}"?|How many {c} in {w}?|How many {c}\'s are in the word {w}?|'
+        "Count the {c}'s in {w}.|How many {c}'s does {w} have?|How often is {c} in {w}?|How many {c}s in {w}?|Number of {c} in {w}?|"
+        'How many times is the letter {c} in "{w}"?|How many {c}\'s in the word "{w}"?'
+    )
+    ask = _ask(rng, phrases, c=letter.upper() if rng.random() < 0.1 else letter, w=text)
+    runs = [spelled[: i + 1].count(letter) for i in range(len(text))]
     total = runs[-1]
-    pairs = [f"{c}{n}" for c, n in zip(text, runs, strict=True)]
+    pairs = [f"{c}{n}" for c, n in zip(spelled, runs, strict=True)]
+    times = "1 time" if total == 1 else f"{total} times"
     if effort == "low":
         think = f"{letter}: {''.join(pairs)}"
     elif effort == "medium":
         think = f"I count {letter} in {text}, letter by letter: {' '.join(pairs)}\nThat makes {total}."
     else:
-        marks = ["yes" if c == letter else "no" for c in text]
-        rows = "\n".join(f"{i + 1} {c} {m} {n}" for i, (c, m, n) in enumerate(zip(text, marks, runs, strict=True)))
-        think = f"I look for {letter} in {text}, one letter at a time.\n{rows}\nSo {letter} is there {total} times."
-    sentence = f'"{letter}" appears in "{text}" this many times: {total}.'
-    return Problem(f"count {letter} {text}", ask, think, sentence, str(total), total)
+        marks = ["yes" if c == letter else "no" for c in spelled]
+        rows = "\n".join(f"{i + 1} {c} {m} {n}" for i, (c, m, n) in enumerate(zip(spelled, marks, runs, strict=True)))
+        think = f"I look for {letter} in {text}, one letter at a time.\n{rows}\nSo {letter} is there {times}."
+    sentence = f'The letter "{letter}" appears {times} in "{text}".'
+    return Problem(f"count {letter} {spelled}", ask, think, sentence, str(total), total)
 
 
 def _length(rng: Random, effort: str, text: str) -> Problem:
-    ask = rng.choice(
-        'How many letters does "{w}" have?|How long is the word {w}?|How many letters are in {w}?|Count the letters of {w}.'.split("|")
-    ).format(w=text)
+    phrases = (
+        'How many letters does "{w}" have?|How long is the word {w}?|How many letters are in {w}?|Count the letters of {w}.|'
+        "How many letters are in the word {w}?|How many letters does {w} have?|How long is {w}?|What is the length of {w}?|"
+        "Count the letters in {w}.|How many characters are in {w}?|length of {w}"
+    )
     pairs = [f"{c}{i + 1}" for i, c in enumerate(text)]
     think = {
         "low": "".join(pairs),
         "medium": f"I number the letters of {text}: {' '.join(pairs)}\nThat makes {len(text)}.",
         "high": f"I go through {text}, one letter at a time.\n" + "\n".join(f"{i + 1} {c}" for i, c in enumerate(text)),
     }[effort]
-    sentence = f'The number of letters in "{text}" is {len(text)}.'
-    return Problem(f"length {text}", ask, think, sentence, str(len(text)), len(text))
+    sentence = f'The word "{text}" has {len(text)} letters.'
+    return Problem(f"length {text}", _ask(rng, phrases, w=text), think, sentence, str(len(text)), len(text))
 
 
 def reverse(rng: Random, effort: str) -> Problem:
-    text = _some_word(rng, 9)
-    ask = rng.choice(
+    text = _some_word(rng, 12)
+    phrases = (
         'Reverse the word "{w}".|Reverse {w}.|What is {w} spelled backwards?|Spell {w} backwards.|Write "{w}" backwards.|'
-        "reverse {w}|Turn the word {w} around.|Please reverse the word {w}.|What is {w} in reverse?".split("|")
-    ).format(w=text)
+        "Turn the word {w} around.|Reverse the word {w}.|What is {w} in reverse?|Write {w} backwards.|Write {w} in reverse.|"
+        "What is the reverse of {w}?|{w} backwards|{w} reversed|Reverse the letters of {w}.|Reverse the string {w}.|reverse: {w}|"
+        "Say {w} backwards.|How do you spell {w} backwards?|What does {w} read backwards?|Spell the word {w} in reverse."
+    )
+    ask = _ask(rng, phrases, w=text)
     there = [f"{i + 1}{c}" for i, c in enumerate(text)]
     back = there[::-1]
     answer = text[::-1]
@@ -88,12 +99,7 @@ def days(rng: Random, effort: str, date: str) -> Problem:
     weeks, rest = divmod(n, 7)
     path = [DAYS[(start + (-i if back else i)) % 7] for i in range(rest + 1)]
     day, end = DAYS[start], path[-1]
-    phrases = (
-        "What day is {n} days {w} {d}?|Which weekday is {n} days {w} {d}?|what day is {n} days {w} {d}|"
-        + ("{n} days before {d}?|Today is {d}. What day was it {n} days ago?" if back else "{n} days after {d}?|")
-        + ("" if back else "Today is {d}. What day is it in {n} days?|If today is {d}, which day is it {n} days from now?")
-    )
-    ask = rng.choice([each for each in phrases.split("|") if each]).format(n=n, w="before" if back else "after", d=day)
+    ask = _ask(rng, _day_phrases(n, back), n=n, d=day.lower() if rng.random() < 0.15 else day)
     head = f"{n}=7*{weeks}+{rest}"
     if effort == "low":
         think = f"{head}\n" + " ".join(path)
@@ -106,47 +112,74 @@ def days(rng: Random, effort: str, date: str) -> Problem:
     return Problem(f"days {start} {n} {back}", ask, think, f"It is {end}.", end, end)
 
 
+def _day_phrases(n: int, back: bool) -> str:
+    if n == 1 and back:
+        return "What day comes before {d}?|Today is {d}. What day was yesterday?|Which day is before {d}?|What is the day before {d}?"
+    if n == 1:
+        return "What day comes after {d}?|Today is {d}. What day is tomorrow?|Which day is after {d}?|If today is {d}, what day is tomorrow?"
+    if back:
+        return (
+            "What day is {n} days before {d}?|Which weekday is {n} days before {d}?|{n} days before {d}?|{d} minus {n} days|"
+            "Today is {d}. What day was it {n} days ago?|What day was it {n} days before {d}?|If today is {d}, what was {n} days ago?"
+        )
+    return (
+        "What day is {n} days after {d}?|Which weekday is {n} days after {d}?|{n} days after {d}?|{d} plus {n} days|"
+        "Today is {d}. What day is it in {n} days?|If today is {d}, which day is it {n} days from now?|What is {n} days after {d}?|"
+        "What day is it {n} days after {d}?|What day of the week is {n} days after {d}?|It is {d}. What day will it be in {n} days?"
+    )
+
+
 def _today(rng: Random, effort: str, date: str) -> Problem:
     kind, words = rng.choice(
         (
-            ("date", "What is today's date?|What date is it today?|What is the date?|which date is today?|What is the current date?"),
-            ("year", "What year is it?|Which year is it now?|What is the current year?"),
+            ("date", "What is today's date?|What date is it today?|What is the date?|Which date is today?|What is the current date?|What's the date today?|today's date"),
+            ("year", "What year is it?|Which year is it now?|What is the current year?|What year is it today?|Which year do we have?"),
+            ("month", "What month is it?|Which month is it now?|What is the current month?|What number does this month have?"),
         )
     )
-    ask = rng.choice(words.split("|"))
-    answer = date if kind == "date" else date[:4]
+    ask = _ask(rng, words)
+    answer = {"date": date, "year": date[:4], "month": date[5:7]}[kind]
     think = {
         "low": f"date: {date}",
         "medium": f"The current date is {date}.",
         "high": f"The user asks for the {kind}. The system message says that the current date is {date}.",
     }[effort]
-    return Problem(f"{kind} {date}", ask, think, f"It is {answer}.", answer, answer if kind == "date" else int(answer))
+    return Problem(f"{kind} {date}", ask, think, f"It is {answer}.", answer, answer)
 
 
 def random_date(rng: Random) -> str:
     return (datetime.date(2024, 1, 1) + datetime.timedelta(days=rng.randrange(365 * 8))).isoformat()
 
 
-def make_list(rng: Random) -> tuple[str, dict[str, str], bool]:
-    """A list as text, its entries, and whether their values are numbers."""
-    wanted = rng.choice((2, 3, 3, 4, 4, 5, 6, 7))
+LIST_FORMS = (": /\n", ": /, ", " = /\n", " / , ", " is /, ", " - /\n", " costs /; ", " has /, ", ",/\n", ":/ ", " -> /\n", "=/, ")
+
+
+def make_list(rng: Random) -> tuple[str, dict[str, str]]:
+    """A list as text, and its entries."""
+    wanted = rng.choice((2, 3, 3, 4, 4, 5, 6, 7, 9))
     numbers = rng.random() < 0.7
     entries: dict[str, str] = {}
     while len(entries) < wanted:
         entries[name_word(rng)] = str(rng.randint(1, 999)) if numbers else rng.choice((rng.choice(COLOURS), rng.choice(CITIES)))
-    between, after = rng.choice(((": ", "\n"), (": ", ", "), (" = ", "\n"), (" ", ", "), (" is ", ", "), (" - ", "\n"), (" costs ", "; ")))
+    if rng.random() < 0.1:
+        return json.dumps({key: int(value) if numbers else value for key, value in entries.items()}), entries
+    between, after = rng.choice(LIST_FORMS).split("/")
     bullet = "- " if after == "\n" and rng.random() < 0.4 else ""
-    return after.join(f"{bullet}{key}{between}{value}" for key, value in entries.items()), entries, numbers
+    return after.join(f"{bullet}{key}{between}{value}" for key, value in entries.items()), entries
 
 
 def look_up(rng: Random, effort: str) -> Problem:
-    listed, entries, _ = make_list(rng)
+    listed, entries = make_list(rng)
     question, key, think, sentence, short = ask_list(rng, effort, entries)
     ask = f"{listed}\n{question}" if rng.random() < 0.7 else f"{question}\n{listed}"
+    heads = ("List:\n", "Here is a list:\n", "I have this list: ", "Look at this list:\n", "Prices:\n", "Given:\n", "Data: ", "Our prices are:\n")
+    context = ""
     if rng.random() < 0.3:
-        ask = rng.choice(("List:\n", "Here is a list:\n", "I have this list: ", "Look at this list:\n", "Prices:\n")) + ask
+        ask = rng.choice(heads) + ask
+    if rng.random() < 0.15:
+        context, ask = rng.choice(heads) + listed, question
     value = int(short) if short.isdigit() else short or None
-    return Problem(f"look {key} {sorted(entries.items())}", ask, think, sentence, short, value)
+    return Problem(f"look {key} {sorted(entries.items())}", ask, think, sentence, short, value, context)
 
 
 def ask_list(rng: Random, effort: str, entries: dict[str, str]) -> tuple[str, str, str, str, str]:
@@ -156,10 +189,14 @@ def ask_list(rng: Random, effort: str, entries: dict[str, str]) -> tuple[str, st
     key = rng.choice(keys)
     while missing and key in entries:
         key = name_word(rng)
-    question = rng.choice(
+    phrases = (
         "What is the value of {k}?|What does the list say about {k}?|{k}?|Look up {k}.|What is {k}?|Which value has {k}?|"
-        "Find {k} in the list.|Tell me the value for {k}.|What about {k}?".split("|")
-    ).format(k=key)
+        "Find {k} in the list.|Tell me the value for {k}.|What about {k}?|What is the value for {k}?|Give me {k}.|What does {k} have?|"
+    )
+    counted = "How many {k} are there?|How many {k} do I have?|How much is {k}?|What does {k} cost?|How much does {k} cost?|How old is {k}?|"
+    named = "Which colour is {k}?|What colour is {k}?|Where is {k}?|Where does {k} live?|"
+    more = counted if next(iter(entries.values())).isdigit() else named
+    question = _ask(rng, (phrases + more).rstrip("|"), k=key)
     value = entries.get(key, "")
     found = f"{key}: {value}" if value else f"{key}: not there"
     if effort == "low":
@@ -172,42 +209,3 @@ def ask_list(rng: Random, effort: str, entries: dict[str, str]) -> tuple[str, st
         think = f"I look for {key} in the list, entry by entry.\n{rows}\n{found}"
     sentence = f"{key}: {value}." if value else f"The list does not have {key}."
     return question, key, think, sentence, value
-
-
-SAID = {
-    HELLO: "hello|hi|hey|Hello!|Hi there|Hello there!|Good morning|Good evening|Hi!|Hey there|hello, how are you?|How are you?|"
-    "Hi, how are you doing?|Greetings|Good day|hello there|Hey!|Good afternoon|yo|Nice to meet you|Hello, my name is {n}.|"
-    "Hi, I am {n}.|Hey, it is {n} here.|Hello {n}|Good morning, {n}!",
-    WHO: "who are you|Who are you?|What are you?|What is your name?|Are you ChatGPT?|Tell me about yourself|Who made you?|"
-    "Which model are you?|Are you a human?|Introduce yourself.|what model is this|Who created you?|Are you {n}?|Is your name {n}?",
-    CAN: "What can you do?|help|Help me|How can you help me?|what can you do|What are you good at?|Can you help me?|What do you know?",
-    WELCOME: "Thanks|thank you|Thank you!|Thanks a lot|thanks!|Thank you very much, {n}.|Great, thanks!|Thanks, {n}!",
-    NO_TOOL: "What is the weather in {c}?|How is the weather in {c} today?|Is it raining in {c}?|What time is it in {c}?|"
-    "What is the temperature in {c}?|weather in {c}|Will it rain in {c} tomorrow?|What is the time?|How warm is it in {c}?",
-    UNKNOWN: "What is the capital of {c}?|Who wrote {w}?|Write a poem about {w}.|Tell me a joke.|What is the meaning of life?|"
-    "Tell me about {w}.|Explain {w} to me.|Who is {n} {w}?|Where is {c}?|Write a story about {n}.|What is {w} made of?|"
-    "Translate {w} to French.|Who was the first president of {c}?|How do I cook {w}?|Write code for {w}.|Why is the sky {o}?|"
-    "How tall is {n}?|When was {n} {w} born?|Give me a recipe for {w}.|Do you like {w}?|What do you think about {w}?|"
-    "Write an email to {n}.|Sing a song about {w}.|How many people live in {c}?|Is {w} dangerous?|Should I buy {w}?|"
-    "What happened in {c}?|Summarize {w}.|Can you explain {w}?|How does {w} work?|Draw a {w}.|Who invented {w}?|"
-    "Tell me a story.|Recommend a book about {w}.|What is the best {w}?|I feel {w} today.|Why do {w} fly?|Is God real?",
-}
-_THOUGHTS = {HELLO: "a greeting", WHO: "a question about me", CAN: "a question about me", WELCOME: "thanks"}
-
-
-def small_talk(rng: Random, effort: str) -> Problem:
-    answer = rng.choice((HELLO, WHO, CAN, WELCOME, NO_TOOL, UNKNOWN, UNKNOWN, UNKNOWN))
-    other = rng.choice(ITEMS) if rng.random() < 0.3 else word(rng, 3, 10)
-    place = rng.choice(CITIES) if rng.random() < 0.5 else word(rng, 4, 8).capitalize()
-    name = rng.choice(NAMES) if rng.random() < 0.5 else word(rng, 3, 7).capitalize()
-    phrase = rng.choice(SAID[answer].split("|"))
-    ask = phrase.format(n=name, w=other, c=place, o=rng.choice(COLOURS))
-    what = _THOUGHTS.get(answer, "something that I cannot know")
-    think = {
-        "low": f"{what}",
-        "medium": f"This is {what}, no task of mine.",
-        "high": f"The user does not ask for a task that I have learnt. This is {what}. I answer briefly and say what I am.",
-    }[effort]
-    return Problem(f"talk {ask}" if "{" in phrase else f"={ask}", ask, think, answer)
-
-

@@ -17,12 +17,12 @@ import regex
 from simplellm.text.harmony import conversation, declared_tools, system_text
 from tools.builtin.problem import EFFORTS
 from tools.builtin.tasks import Example, example
-from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, KEYS, NAMES, SKIES
+from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, KEYS, NAMES, NOUNS, NUMERALS, QUALITIES, SKIES, VERBS
 from tools.make_checkpoint import write_json
 from tools.tiny_tokenizer import SPECIALS, byte_letters
 
 PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-WORDS = 759  # tokens besides bytes and control tokens, 1,024 in all
+WORDS = 1271  # tokens besides bytes and control tokens, 1,536 in all
 SAMPLES = 40_000  # conversations that are counted
 
 
@@ -50,6 +50,8 @@ def choose_words(num_samples: int = SAMPLES, num_words: int = WORDS) -> list[str
     for word in (*CITIES, *COLOURS, *DAYS, *ITEMS, *KEYS, *NAMES, *SKIES):
         for piece in (word, f" {word}"):
             counts[piece] += 1000 if may_be_token(piece) else 0
+    for word in (*NOUNS, *NUMERALS, *QUALITIES, *VERBS):
+        counts[f" {word}"] += 1000 if may_be_token(f" {word}") else 0
     ranked = sorted(counts, key=lambda piece: (-counts[piece], piece))
     return ranked[:num_words]
 
