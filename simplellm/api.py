@@ -8,34 +8,45 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm import tqdm
 
-from simplellm.config import EngineConfig, suggest
+from simplellm.arguments import (
+    ChatSettings,
+    Prompt,
+    check_constrained,
+    conversation_list,
+    prompt_ids,
+    prompt_list,
+    sampling_list,
+)
+from simplellm.config import EngineConfig
 from simplellm.engine.scheduler import Request
 from simplellm.engine.start import Engine, start
 from simplellm.errors import RequestError
 from simplellm.generation import Answer, Generation, Job, Reader, Stream
 from simplellm.model.checkpoint import find_layout
 from simplellm.request import Event, Sampling
-from simplellm.text.harmony import declared_tools, render
-from simplellm.text.parser import Parser
+from simplellm.text.grammar import Grammars, Rules
+from simplellm.text.parser import Parser, stop_ids
 from simplellm.text.reader import ChatReader, TextReader
 from simplellm.text.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
-Prepared = tuple[tuple[int, ...], Callable[[tuple[str, ...]], Reader]]
 
 BUILTIN = Path(__file__).parent / "builtin"
-END_TOKENS = ("<|return|>", "<|call|>", "<|endoftext|>")  # old downloads' generation_config.json lacks <|call|>
 MANY = 16  # prompts from which a progress bar is shown
 
-_SAMPLING = tuple(f.name for f in dataclasses.fields(Sampling))
+
+class Prepared(NamedTuple):
+    """A prompt's ids, and what its answers are read and constrained with."""
+
+    ids: tuple[int, ...]
+    new_reader: Callable[[tuple[str, ...]], Reader]  # from stop strings
+    rules: Rules | None = None
 
 
 class LLM:
@@ -47,10 +58,11 @@ class LLM:
         self.options = EngineConfig.from_options(**options)
         find_layout(self.path)  # first what is known in a moment: is it a checkpoint, has it a tokenizer
         self.tokenizer = Tokenizer.from_file(tokenizer_file(self.path))
-        ends = {self.tokenizer.special[name] for name in END_TOKENS if name in self.tokenizer.special}
-        self._engine = self._open(frozenset(ends))
+        self._engine = self._open(stop_ids(self.tokenizer))
         self.config = self._engine.model_config
         self._rids = itertools.count()
+        self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
+        self._engine.worker.new_constraint = self._grammars.new
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], *, priority: int = 0, cache_salt: str = "", **sampling: Any
@@ -74,6 +86,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
+        response_format: Mapping[str, Any] | None = None,
+        answer_tokens: int | None = None,
         reasoning_effort: str | None = None,
         current_date: str | None = None,
         priority: int = 0,
@@ -82,10 +96,13 @@ class LLM:
     ) -> Generation:
         """Answer one conversation (OpenAI's chat messages) or a list of them; docs/chat.md states how it is rendered.
 
-        The outputs' `reasoning`, `content` and `tool_calls` hold the answer. `tool_choice`: "auto" or "none".
-        Everything else is as in `generate`; `stop` looks at the content only.
+        The outputs' `reasoning`, `content` and `tool_calls` hold the answer. `response_format` constrains the content,
+        `tool_choice` may demand a call, `answer_tokens` keeps room for an answer after the reasoning. Everything else is
+        as in `generate`; `stop` looks at the content only. A schema is compiled in the caller's thread, once.
         """
-        chat = ChatSettings(tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date)
+        chat = ChatSettings(
+            tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date, response_format, answer_tokens
+        )
         return self._start(self._chat_job(messages, chat, priority, cache_salt, sampling))
 
     def chat_stream(
@@ -95,6 +112,8 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
+        response_format: Mapping[str, Any] | None = None,
+        answer_tokens: int | None = None,
         reasoning_effort: str | None = None,
         current_date: str | None = None,
         priority: int = 0,
@@ -102,7 +121,9 @@ class LLM:
         **sampling: Any,
     ) -> Stream:
         """The same as `chat`, in chunks of typed deltas: reasoning, content, a tool call's name, its arguments."""
-        chat = ChatSettings(tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date)
+        chat = ChatSettings(
+            tools, tool_choice, parallel_tool_calls, reasoning_effort, current_date, response_format, answer_tokens
+        )
         return self._start_stream(self._chat_job(messages, chat, priority, cache_salt, sampling))
 
     def stop(self) -> None:
@@ -140,18 +161,21 @@ class LLM:
 
         def prepare(prompt: Any) -> Prepared:
             ids = prompt_ids(prompt, self.tokenizer, self.config.vocab_size)
-            return ids, lambda stops: TextReader(self.tokenizer.decoder(), stops)
+            return Prepared(ids, lambda stops: TextReader(self.tokenizer.decoder(), stops))
 
         return self._job(listed, many, prepare, priority, salt, sampling)
 
     def _chat_job(self, messages: Any, chat: ChatSettings, priority: int, salt: str, sampling: Mapping[str, Any]) -> Job:
         listed, many = conversation_list(messages)
         names = chat.check()
+        rules = chat.rules()
+        if rules is not None:
+            self._grammars.check(rules)
 
         def prepare(conversation: Any) -> Prepared:
             ids = chat.render(conversation, self.tokenizer)
             new = partial(Parser, self.tokenizer, names, parallel_tool_calls=chat.parallel_tool_calls)
-            return tuple(ids), lambda stops: ChatReader(new(), stops)
+            return Prepared(tuple(ids), lambda stops: ChatReader(new(), stops), rules)
 
         return self._job(listed, many, prepare, priority, salt, sampling)
 
@@ -164,7 +188,7 @@ class LLM:
         salt: str,
         sampling: Mapping[str, Any],
     ) -> Job:
-        """Check everything, queue nothing. `prepare` turns a prompt into its ids and a maker of readers."""
+        """Check everything, queue nothing."""
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise RequestError("priority", f"{priority!r} is not a whole number")
         if not isinstance(salt, str):
@@ -174,22 +198,16 @@ class LLM:
         for index, (prompt, setting) in enumerate(zip(prompts, settings, strict=True)):
             try:
                 setting.check(self.config.vocab_size)
-                ids, new_reader = prepare(prompt)
-                self._engine.scheduler.check(len(ids))
+                prepared = prepare(prompt)
+                self._engine.scheduler.check(len(prepared.ids))
+                if prepared.rules is not None:
+                    check_constrained(setting)
             except RequestError as error:
                 raise error.at(index) if many else error from None
-            rows.append(self._answers(index, ids, new_reader, setting, priority, salt))
+            rows.append(self._answers(index, prepared, setting, priority, salt))
         return Job(rows, self._engine.worker.abort)
 
-    def _answers(
-        self,
-        index: int,
-        ids: tuple[int, ...],
-        new_reader: Callable[[tuple[str, ...]], Reader],
-        sampling: Sampling,
-        priority: int,
-        salt: str,
-    ) -> list[Answer]:
+    def _answers(self, index: int, prepared: Prepared, sampling: Sampling, priority: int, salt: str) -> list[Answer]:
         """One prompt's requests: n of them, sharing the prompt's pages."""
         seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         now, answers = time.monotonic(), []
@@ -197,8 +215,8 @@ class LLM:
         group = rids[0] if len(rids) > 1 else None
         for choice, rid in enumerate(rids):
             own = sampling if choice == 0 else dataclasses.replace(sampling, prompt_logprobs=None)
-            request = Request(rid, ids, own, seed + choice, priority=priority, cache_salt=salt, group=group)
-            answers.append(Answer(index, choice, request, new_reader(sampling.stop), now))
+            request = Request(rid, prepared.ids, own, seed + choice, priority, salt, group, prepared.rules)
+            answers.append(Answer(index, choice, request, prepared.new_reader(sampling.stop), now))
         return answers
 
 
@@ -212,104 +230,3 @@ def tokenizer_file(path: Path) -> Path:
     """The checkpoint's tokenizer.json; OpenAI's `original/` folder has it one level up."""
     inside, above = path / "tokenizer.json", path.parent / "tokenizer.json"
     return above if path.is_dir() and not inside.exists() and above.exists() else inside
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSettings:
-    """What a chat request says besides its messages."""
-
-    tools: Sequence[Mapping[str, Any]] | None
-    tool_choice: Any
-    parallel_tool_calls: bool
-    reasoning_effort: str | None
-    current_date: str | None
-
-    def check(self) -> set[str]:
-        """Names that the model may call. Raises RequestError."""
-        if not isinstance(self.parallel_tool_calls, bool):
-            raise RequestError("parallel_tool_calls", f"{self.parallel_tool_calls!r} is neither true nor false")
-        if self.tool_choice == "required" or isinstance(self.tool_choice, Mapping):
-            raise RequestError("tool_choice", "forcing a call needs grammars, which are not there yet: use 'auto' or 'none'")
-        if self.tool_choice not in (None, "auto", "none"):
-            raise RequestError("tool_choice", f"{self.tool_choice!r} is neither 'auto' nor 'none'")
-        declared = declared_tools(self.tools)
-        return {tool.name for tool in declared} if self.tool_choice != "none" else set()
-
-    def render(self, conversation: Any, tokenizer: Tokenizer) -> list[int]:
-        """Prompt ids. With tool_choice "none" the model is not told of the tools."""
-        tools = None if self.tool_choice == "none" else self.tools
-        return render(
-            conversation,
-            tokenizer,
-            tools=tools,
-            reasoning_effort=self.reasoning_effort,
-            current_date=self.current_date,
-        )
-
-
-def conversation_list(messages: Any) -> tuple[list[Any], bool]:
-    """One conversation or a list of them -> a list, and whether there were many."""
-    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise RequestError("messages", f"{type(messages).__name__} is no list of messages")
-    if not messages:
-        raise RequestError("messages", "an empty list")
-    if all(isinstance(item, Sequence) and not isinstance(item, (str, bytes)) for item in messages):
-        return list(messages), True
-    return [messages], False
-
-
-def prompt_list(prompts: Any) -> list[Prompt]:
-    """One prompt (a string, or a list of ids) or a list of them -> a list of prompts, at least one."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, bytes):
-        raise RequestError("prompts", f"{type(prompts).__name__} is neither text, token ids nor a list of such")
-    if not prompts:
-        raise RequestError("prompts", "an empty list")
-    if all(isinstance(item, int) for item in prompts):
-        return [prompts]
-    return list(prompts)
-
-
-def prompt_ids(prompt: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
-    """Token ids of a prompt, text or ids, checked."""
-    if isinstance(prompt, str):
-        ids = tuple(tokenizer.encode(prompt))
-    elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
-        ids = tuple(prompt)
-    else:
-        raise RequestError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids")
-    if not ids:
-        raise RequestError("prompt", "is empty: at least 1 token is needed")
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise RequestError("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
-    return ids
-
-
-def sampling_list(sampling: Mapping[str, Any], num_prompts: int) -> list[Sampling]:
-    """One Sampling per prompt from keywords whose values are one for all or a list of one per prompt."""
-    for name in sampling:
-        if name not in _SAMPLING:
-            raise RequestError(name, f"no such setting; {suggest(name, _SAMPLING)}")
-    columns = {name: _column(name, value, num_prompts) for name, value in sampling.items()}
-    return [Sampling(**{name: column[i] for name, column in columns.items()}) for i in range(num_prompts)]
-
-
-def _column(name: str, value: Any, num_prompts: int) -> list[Any]:
-    """`value` for each prompt. A list of strings (stop) or of ids (stop_token_ids) is itself one value."""
-    single = {"stop": str, "stop_token_ids": int}.get(name)
-    listed = isinstance(value, list) and not (single and all(isinstance(item, single) for item in value))
-    if not listed:
-        return [_one(name, value)] * num_prompts
-    if len(value) != num_prompts:
-        raise RequestError(name, f"a list of {len(value)} values for {num_prompts} prompts")
-    return [_one(name, item) for item in value]
-
-
-def _one(name: str, value: Any) -> Any:
-    if name in ("stop", "stop_token_ids"):
-        if value is None:
-            return ()
-        return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else value
-    return {} if name == "logit_bias" and value is None else value

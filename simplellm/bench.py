@@ -65,8 +65,8 @@ def bench_host() -> None:
     for num_running in NUM_RUNNING:
         record[num_running] = figures = measure_host(num_running)
         print(
-            f"{num_running:5} running: {figures['step']:8.1f} us a step (p90 {figures['p90']:8.1f}) = plan {figures['plan']:.1f} "
-            f"+ commit {figures['commit']:.1f}; {figures['step'] / num_running:.2f} us a request"
+            f"{num_running:5} running: {figures['step']:8.1f} us a step (p90 {figures['p90']:8.1f})"
+            f" = plan {figures['plan']:.1f} + commit {figures['commit']:.1f}; {figures['step'] / num_running:.2f} us a request"
         )
     python = f"{platform.python_implementation()} {platform.python_version()}"
     print(json.dumps({"bench": "host", "version": __version__, "python": python, "us_per_step": record}))

@@ -1,4 +1,4 @@
-"""The command `simplellm`: generate, chat, demo, info, bench. Every error a user can cause is one line on stderr and exit 1."""
+"""The command `simplellm`: generate, chat, serve, demo, info, bench. A user's error is one line on stderr and exit 1."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from simplellm import __version__
 from simplellm.errors import OptionError, SimpleLLMError
+from simplellm.server import options as server_options
 
 DEMO_PROMPTS = ("What is the meaning of life?", "Roses are red, violets", "Once upon a time")
 
@@ -61,6 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--seed", type=int)
     chat.set_defaults(run=_chat)
 
+    serve = commands.add_parser("serve", help="OpenAI's HTTP API; docs/server.md")
+    serve.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint folder, as --model")
+    _add_engine_options(serve)
+    server_options.add_options(serve)
+    serve.set_defaults(run=_serve)
+
     demo = commands.add_parser("demo", help="generate with the built-in model")
     demo.set_defaults(run=_demo)
 
@@ -100,11 +107,25 @@ def _generate(args: argparse.Namespace) -> None:
 def _chat(args: argparse.Namespace) -> int:
     from simplellm import terminal
 
-    if args.path and args.model:
-        raise OptionError(f"model: PATH is {args.path} and --model is {args.model}, give one of them")
+    path = _path(args)
     sampling = {name: getattr(args, name) for name in ("max_tokens", "temperature", "top_p", "seed")}
     chosen = {"tools": args.tools, "effort": args.effort, "system": args.system}
-    return terminal.run(args.path or args.model, _engine_options(args), sampling=sampling, **chosen)
+    return terminal.run(path, _engine_options(args), sampling=sampling, **chosen)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from simplellm.server import serve
+
+    options = _engine_options(args) | {"max_running": args.max_running}
+    return serve.serve(server_options.settings(args, _path(args)), options)
+
+
+def _path(args: argparse.Namespace) -> str | None:
+    """The checkpoint's folder, from either way to say it."""
+    if args.path and args.model:
+        raise OptionError(f"model: PATH is {args.path} and --model is {args.model}, give one of them")
+    path: str | None = args.path or args.model
+    return path
 
 
 def _demo(args: argparse.Namespace) -> None:

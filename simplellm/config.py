@@ -84,7 +84,7 @@ class EngineConfig:
     progress: bool = True  # progress bars while loading and for large batches
 
     def __post_init__(self) -> None:
-        if self.device not in ("auto", "cpu", "cuda") and not str(self.device).startswith("cuda:"):
+        if not isinstance(self.device, str) or self.device not in ("auto", "cpu", "cuda") and self.device[:5] != "cuda:":
             raise OptionError(f"device: {self.device!r} is not auto, cpu, cuda or cuda:N")
         if self.dtype not in ("bfloat16", "float32"):
             raise OptionError(f"dtype: {self.dtype!r} is neither bfloat16 nor float32")

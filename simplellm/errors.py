@@ -20,6 +20,9 @@ class RequestError(SimpleLLMError, ValueError):
         where = "" if index is None else f"prompt {index}: "
         super().__init__(f"{where}{field}: {problem}")
 
+    def __reduce__(self) -> tuple[type["RequestError"], tuple[str, str, int | None]]:
+        return RequestError, (self.field, self.problem, self.index)
+
     def at(self, index: int) -> "RequestError":
         """The same refusal, naming the prompt it concerns."""
         return RequestError(self.field, self.problem, index)

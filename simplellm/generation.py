@@ -14,7 +14,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import Condition
+from threading import Condition, Lock
 from typing import Any, Protocol
 
 from simplellm.engine.scheduler import Request
@@ -70,7 +70,7 @@ class Choice:
     message: Message  # no control tokens; content is cut before a stop string
     token_ids: list[int]  # all generated, a stop token included; cut to the content at a stop string
     reasoning_tokens: int  # of token_ids
-    finish_reason: str  # "stop" | "length" | "tool_calls"
+    finish_reason: str  # "stop" | "length" | "tool_calls"; "abort": its stream was closed before
     logprobs: list[Logprob] | None
     timings: Timings
     repairs: dict[str, int]  # of a chat answer: what departed from the format, by kind (docs/chat.md)
@@ -228,8 +228,12 @@ class Job:
 
     def feed(self, event: Event) -> Chunk | None:
         """Take an event in. `done` or `failure` may be set afterwards."""
-        if event.finish_reason == "error" and event.rid in self._open:
-            self.failure = EngineError(event.error or "the engine failed")
+        if event.finish_reason == "error":
+            if event.rid in self._open:
+                self._open.discard(event.rid)
+                self.failure = EngineError(event.error or "the engine failed")
+                self.cancel()  # the call has failed: nobody will read the rest
+            return None
         answer = self._by_rid[event.rid]
         chunk = answer.feed(event)
         if answer.finish_reason is not None:
@@ -267,13 +271,15 @@ class Generation(Future[list[Output]]):
     def __init__(self, job: Job, progress: Any = None):
         super().__init__()
         self._job, self._progress = job, progress
+        self._cancelled = Lock()  # taken by the first `cancel`, for good
 
     def cancel(self) -> bool:
         """End the requests; False if they were done already."""
         if not super().cancel():
             return False
-        self.set_running_or_notify_cancel()
-        self._job.cancel()
+        if self._cancelled.acquire(blocking=False):  # asyncio cancels what it finds cancelled once more
+            self.set_running_or_notify_cancel()
+            self._job.cancel()
         return True
 
     def __await__(self) -> Generator[Any, None, list[Output]]:
@@ -282,15 +288,16 @@ class Generation(Future[list[Output]]):
     def on_event(self, event: Event) -> None:
         """The engine's side."""
         self._job.feed(event)
-        if event.finish_reason is not None and self._progress is not None:
-            self._progress.update()
-        try:
+        with suppress(InvalidStateError):  # cancelled meanwhile
             if self._job.failure is not None:
                 self.set_exception(self._job.failure)
             elif self._job.done:
                 self.set_result(self._job.outputs())
-        except InvalidStateError:  # cancelled meanwhile
-            return
+        if event.finish_reason is not None and self._progress is not None:
+            with suppress(OSError, ValueError):  # there is nowhere to draw it any more
+                self._progress.update()
+                if self._progress.n == self._progress.total:
+                    self._progress.close()
 
 
 def _set(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
@@ -302,7 +309,7 @@ def _set(loop: asyncio.AbstractEventLoop, ready: asyncio.Event) -> None:
 class Stream:
     """Chunks as they come, by `for` or `async for`. Closing it, or dropping it, ends what still runs.
 
-    `outputs` holds the finished outputs once the stream is exhausted.
+    `outputs` holds the outputs once the stream is exhausted; if it was closed before, soon after, with reason "abort".
     """
 
     def __init__(self, job: Job):
@@ -310,7 +317,7 @@ class Stream:
         self._chunks: deque[Chunk] = deque()
         self._changed = Condition()
         self._ended = False
-        self._wake: Callable[[], None] | None = None
+        self._waiting: list[Callable[[], None]] = []  # coroutines to wake
         self.outputs: list[Output] | None = None
 
     def on_event(self, event: Event) -> None:
@@ -322,9 +329,9 @@ class Stream:
             if self._job.failure is None and self._job.done:
                 self.outputs = self._job.outputs()
             self._ended = self._ended or self._job.done or self._job.failure is not None
-            wake, self._wake = self._wake, None
+            waiting, self._waiting = self._waiting, []
             self._changed.notify_all()
-        if wake is not None:
+        for wake in waiting:
             wake()
 
     def close(self) -> None:
@@ -366,7 +373,7 @@ class Stream:
                 except StopIteration:
                     raise StopAsyncIteration from None
                 ready = asyncio.Event()
-                self._wake = partial(_set, asyncio.get_running_loop(), ready)
+                self._waiting.append(partial(_set, asyncio.get_running_loop(), ready))
             try:
                 await ready.wait()
             except asyncio.CancelledError:

@@ -6,9 +6,9 @@ A step runs a Plan, a list of Spans. A decode is a span of one token, a prompt c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from simplellm.errors import RequestError
 
@@ -101,6 +101,21 @@ def _between(
     if not (low < value if open_low else low <= value) or not value <= high:
         above = f"above {low}" if open_low else f"at least {low}"
         raise RequestError(name, f"{what}{value} is out of range: {above}" + ("" if high == math.inf else f", at most {high}"))
+
+
+class Constraint(Protocol):
+    """What one answer may be, token by token; its methods are called in the engine's thread."""
+
+    num_tokens: int  # of the answer, taken in
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take in what was drawn. EngineError if it may not stand there; then this request fails, and no other."""
+
+    def mask(self, room: int) -> bytes | None:
+        """What may be drawn next, where at most `room` tokens still fit; None: not known yet, ask again.
+
+        Bit i % 8 of byte i // 8 is set if token i may be drawn. EngineError as in `advance`.
+        """
 
 
 class Span(NamedTuple):  # a step makes one for each running request: a frozen dataclass takes four times as long

@@ -300,12 +300,13 @@ def run(
 def _account(stream: Stream, num_tokens: int, began: float, first: float) -> str:
     """One line on an answer that ended: tokens, speed, and why if it was cut off."""
     rate = (num_tokens - 1) / (time.perf_counter() - first) if num_tokens > 1 else 0.0
-    counts, reason = f"{num_tokens} tokens", "stopped, and kept as far as it went: "
+    counts, ended = f"{num_tokens} tokens", "abort"  # until the engine has taken note, a stopped answer has no outputs
     if stream.outputs is not None:
         output = stream.outputs[0]
-        usage, reason = output.usage, "cut off at the limit: " if output.finish_reason == "length" else ""
+        usage, ended = output.usage, output.finish_reason
         counts += f" ({usage.reasoning_tokens} reasoning) after {usage.prompt_tokens} ({usage.cached_tokens} cached)"
     speed = f", first after {first - began:.3f} s, then {rate:.1f} tokens per second" if first else ""
+    reason = {"abort": "stopped, and kept as far as it went: ", "length": "cut off at the limit: "}.get(ended, "")
     return f"[{reason}{counts}{speed}]"
 
 

@@ -192,6 +192,17 @@ def test_an_invalid_prompt_fails_the_call_before_anything_is_queued(llm: LLM, pr
     assert not llm._engine.scheduler.busy
 
 
+def test_numbers_of_any_size_and_settings_changed_later_do_no_harm(llm: LLM) -> None:
+    """A top_k beyond 64 bits, or a bias added after the check, failed the step and so the engine, for everybody."""
+    huge = llm.generate("abc", max_tokens=10**400, min_tokens=1, top_k=10**400, seed=1, priority=10**400)
+    bias = {5: 100.0}
+    biased = llm.generate("abc", max_tokens=200, ignore_eos=True, logit_bias=bias)
+    bias[10**6] = 1.0
+    assert huge.result(60)[0].token_ids and set(biased.result(60)[0].token_ids) == {5}
+    last = llm.generate("abc", max_tokens=4, seed=[2**64 - 1], n=2).result(60)[0].choices[1].token_ids
+    assert last == llm.generate("abc", max_tokens=4, seed=0).result(60)[0].token_ids, "seed + 1 wraps"
+
+
 def test_max_tokens_beyond_the_room_is_clamped(tiny: Path) -> None:
     with LLM(tiny, device="cpu", max_context=64, progress=False) as llm:
         output = llm.generate([1] * 50, max_tokens=10**9, ignore_eos=True).result()[0]
@@ -221,6 +232,16 @@ def test_a_future_in_every_way(llm: LLM) -> None:
         return (await llm.generate("abc", max_tokens=3, temperature=0))[0].token_ids
 
     assert asyncio.run(in_asyncio()) == want
+
+
+def test_results_inside_a_running_loop_as_in_jupyter(llm: LLM) -> None:
+    async def cell() -> list[int]:
+        blocking = llm.generate("abc", max_tokens=3, temperature=0).result(timeout=30)
+        streamed = [token for chunk in llm.stream("abc", max_tokens=3, temperature=0) for token in chunk.token_ids]
+        assert streamed == blocking[0].token_ids
+        return streamed
+
+    assert len(asyncio.run(cell())) <= 3
 
 
 def test_async_stream_and_cancelled_task(llm: LLM) -> None:
@@ -284,8 +305,9 @@ def test_a_failing_step_fails_everybody_once_and_says_why(tiny: Path, monkeypatc
     llm.stop()
 
 
-def test_hammered_from_many_threads(tiny: Path) -> None:
-    """Submit, stream, cancel and at last stop from eight threads: every future ends, nothing hangs, nothing leaks."""
+@pytest.mark.parametrize("stopped_midway", [False, True])
+def test_hammered_from_many_threads(tiny: Path, stopped_midway: bool) -> None:
+    """Submit, stream, cancel from eight threads, and stop from a ninth: every future ends, nothing hangs, nothing leaks."""
     llm = LLM(tiny, device="cpu", num_pages=24, max_context=512, max_running=8, progress=False)
     want = llm.generate("same", max_tokens=4, temperature=0).result()[0].token_ids
     problems: list[str] = []
@@ -312,11 +334,16 @@ def test_hammered_from_many_threads(tiny: Path) -> None:
     threads = [threading.Thread(target=hammer, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
-    time.sleep(4)
-    stopping.set()
+    time.sleep(1.5 if stopped_midway else 3)
+    if stopped_midway:
+        llm.stop()
+    else:
+        stopping.set()
     for thread in threads:
         thread.join(60)
     assert not any(thread.is_alive() for thread in threads) and not problems
+    if stopped_midway:
+        return
     gc.collect()
     wait_until_idle(llm)
     llm._engine.scheduler.audit()
@@ -337,6 +364,9 @@ def test_hammered_from_many_threads(tiny: Path) -> None:
         ({"max_context": 10**9}, "above the model's"),
         ({"memory_gb": 1e-4}, "leave room for 0 KV pages"),
         ({"memory_gb": -1}, "not above 0"),
+        ({"memory_gb": float("inf")}, "at most 1e6"),
+        ({"device": None}, "device: None"),
+        ({"max_running": True}, "max_running: True is not a whole number"),
         ({"token_budget": "many"}, "token_budget: 'many'"),
         ({"prefix_cache": "yes"}, "prefix_cache: 'yes'"),
     ],

@@ -166,6 +166,13 @@ def test_ctrl_c_stops_the_answer_and_keeps_what_was_said() -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+def test_a_stopped_answer_is_called_so_however_fast_the_engine_was() -> None:
+    """Its last events may be in before the line is written: then the stream has outputs, and looked like a whole answer."""
+    session = Session(([ContentDelta("Hel")], "abort"))
+    session.type("hi")
+    assert "[stopped, and kept as far as it went: 1 tokens" in session.err.getvalue()
+
+
 def test_ctrl_c_before_the_first_word_keeps_no_answer() -> None:
     session = Session((["^C"], "stop"), say("Yes"))
     session.type("hi", "and?")

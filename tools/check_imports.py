@@ -16,13 +16,14 @@ VOCABULARY = {"request", "config", "errors"}
 # What a room may import besides itself. `text` and `engine` meet only in `api`.
 BELOW_MODEL = VOCABULARY | {"kernels", "parallel"}
 BELOW_API = BELOW_MODEL | {"text", "engine", "model"}
-BELOW_CLI = BELOW_API | {"generation", "info", "bench", "terminal", "api", "server", "__init__"}
+BELOW_CLI = BELOW_API | {"arguments", "generation", "info", "bench", "terminal", "api", "server", "__init__"}
 ALLOWED = {
     "__main__": {"cli"},
     "cli": BELOW_CLI,
     "server": BELOW_CLI - {"server"},
     "__init__": VOCABULARY | {"api", "generation"},
-    "api": BELOW_API | {"generation"},
+    "api": BELOW_API | {"arguments", "generation"},
+    "arguments": VOCABULARY | {"text"},  # the half of api that reads what callers pass
     "info": BELOW_API,  # what cli prints about a checkpoint
     "bench": BELOW_API | {"__init__"},  # what cli measures
     "terminal": BELOW_API | {"api", "generation"},  # the chat that cli starts

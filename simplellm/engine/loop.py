@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Set
+from functools import partial
 from typing import Any, Protocol
 
-from simplellm.engine.scheduler import Scheduler
-from simplellm.request import Event, Plan, Span
+from simplellm.engine.scheduler import Request, Scheduler
+from simplellm.errors import EngineError
+from simplellm.request import Constraint, Event, Plan, Span
 
-Mask = Any  # what the runner's head takes for one row: a bool tensor [V] for the real one
+Mask = bytes  # bit i % 8 of byte i // 8: token i may be drawn
 MaskSource = Callable[[int], "Mask | None"]  # rid -> the mask for its next token, or None: not ready
 
 
@@ -39,6 +41,17 @@ class Loop:
         """Nothing to plan and nothing on its way."""
         return not self._flying and not self.scheduler.busy
 
+    def add(self, request: Request, constraint: Constraint | None = None) -> None:
+        """Queue a request. Raises RequestError before anything changes."""
+        self.scheduler.add(request)
+        if constraint is not None:
+            self.masks[request.rid] = partial(next_mask, request, constraint)
+
+    def abort(self, rid: int, reason: str = "abort") -> Event | None:
+        """End a request in any state; None if it is unknown or has ended."""
+        self.masks.pop(rid, None)
+        return self.scheduler.abort(rid, reason)
+
     def step(self) -> list[Event]:
         """Launch the next plan, if there is one; commit the oldest once `lag` newer ones are on their way."""
         events: list[Event] = []
@@ -49,26 +62,35 @@ class Loop:
             if masked:
                 while self._flying:  # a mask depends on the tokens before it
                     events += self._commit()
-            self.runner.head(pending, *self._ready(masked))
+            masks, waiting, failed = self._ready(masked)
+            events += failed
+            self.runner.head(pending, masks, waiting)
             self._flying.append((plan, pending))
         while len(self._flying) > (self.lag if plan is not None else 0):
             events += self._commit()
         return events
 
-    def _ready(self, masked: list[Span]) -> tuple[dict[int, Mask], set[int]]:
-        """Masks by rid, and the rids that must wait for theirs."""
+    def _ready(self, masked: list[Span]) -> tuple[dict[int, Mask], set[int], list[Event]]:
+        """Masks by rid, the rids that draw nothing in this step, and the ends of those whose constraint failed."""
         masks: dict[int, Mask] = {}
         waiting: set[int] = set()
+        failed: list[Event] = []
         for span in masked:
             if span.rid not in self.masks:  # ended at the commit just now
                 continue
-            mask = self.masks[span.rid](span.rid)
+            try:
+                mask = self.masks[span.rid](span.rid)
+            except EngineError as error:
+                event = self.abort(span.rid, "error")
+                failed += [] if event is None else [event._replace(error=str(error))]
+                waiting.add(span.rid)
+                continue
             if mask is None:
                 self.scheduler.defer(span.rid)
                 waiting.add(span.rid)
             else:
                 masks[span.rid] = mask
-        return masks, waiting
+        return masks, waiting, failed
 
     def _commit(self) -> list[Event]:
         plan, pending = self._flying.popleft()
@@ -77,3 +99,10 @@ class Loop:
             if event.finish_reason is not None:
                 self.masks.pop(event.rid, None)
         return events
+
+
+def next_mask(request: Request, constraint: Constraint, rid: int) -> Mask | None:
+    """The mask after all that is known of the answer: preempted or put off, the request keeps its tokens."""
+    known = request.tokens
+    constraint.advance(known[len(request.prompt) + constraint.num_tokens :])
+    return constraint.mask(request.limit - len(known))

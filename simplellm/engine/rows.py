@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from simplellm import kernels
 from simplellm.request import RowStart, Sampling, Span
+
+
+@lru_cache(maxsize=16)  # reasoning has the same mask in every step and row
+def forbidden(mask: bytes, vocab_size: int, device: torch.device) -> Tensor:
+    """[V] bool: the tokens whose bits (i % 8 of byte i // 8) are not set. The packed mask is what travels."""
+    packed = torch.frombuffer(bytearray(mask), dtype=torch.uint8).to(device)
+    bits = packed[:, None] & (1 << torch.arange(8, dtype=torch.uint8, device=device))
+    return bits.flatten()[:vocab_size] == 0
 
 
 class Rows:
@@ -43,7 +52,7 @@ class Rows:
         """temperature, top_k, top_p, min_p, seeds of `rows`: sample's arguments."""
         return self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows], self.seed[rows]
 
-    def adjust(self, logits: Tensor, spans: Sequence[Span], masks: Mapping[int, Tensor]) -> Tensor:
+    def adjust(self, logits: Tensor, spans: Sequence[Span], masks: Mapping[int, bytes]) -> Tensor:
         """logits [N, V] of `spans` after penalties, bias and masks; a copy where anything changed."""
         raw = logits
         for i, span in enumerate(spans):
@@ -58,7 +67,7 @@ class Rows:
             logits[i] = self._adjust_row(logits[i], start, bool(early), mask)
         return logits
 
-    def _adjust_row(self, logits: Tensor, start: RowStart, early: bool, mask: Tensor | None) -> Tensor:
+    def _adjust_row(self, logits: Tensor, start: RowStart, early: bool, mask: bytes | None) -> Tensor:
         sampling, slot = start.sampling, start.penalty_slot
         if slot is not None:
             strengths = (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty)
@@ -70,7 +79,7 @@ class Rows:
             logits[ids] += logits.new_tensor(list(sampling.logit_bias.values()))
         if early:
             logits[torch.tensor(sorted(start.stop_ids), device=logits.device)] = -torch.inf
-        return logits if mask is None else logits.masked_fill(~mask.to(logits.device), -torch.inf)
+        return logits if mask is None else logits.masked_fill(forbidden(mask, len(logits), logits.device), -torch.inf)
 
     def count(self, spans: Sequence[Span], tokens: Tensor) -> None:
         """Note what was drawn, for rows with penalties."""

@@ -74,8 +74,8 @@ class Runner:
             hidden = self.model.body(self._batch(plan), self.kv)
         return Pending(plan, drawing, scoring, hidden)
 
-    def head(self, pending: Pending, masks: Mapping[int, torch.Tensor] | None = None, skip: Set[int] = frozenset()) -> None:
-        """Draw each drawing span's token, but for rids in `skip`. masks: by rid, the tokens that may be drawn [V] bool."""
+    def head(self, pending: Pending, masks: Mapping[int, bytes] | None = None, skip: Set[int] = frozenset()) -> None:
+        """Draw each drawing span's token, but for rids in `skip`. masks: by rid, as loop.Mask."""
         with torch.inference_mode():
             if skip:
                 pending.leave_out(skip)
@@ -124,7 +124,7 @@ class Runner:
             outputs=self._tensor(outputs),
         )
 
-    def _draw(self, pending: Pending, part: slice, masks: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    def _draw(self, pending: Pending, part: slice, masks: Mapping[int, bytes]) -> torch.Tensor:
         spans = pending.drawing[part]
         raw = self.model.head(pending.hidden[part][: len(spans)])
         rows = self._tensor([span.row for span in spans])

@@ -26,7 +26,7 @@ class Request:
     priority: int = 0  # the lower runs first
     cache_salt: str = ""  # only requests with the same salt share pages
     group: int | None = None  # the same for the n answers to one prompt
-    masked: bool = False  # a grammar chooses among its next tokens
+    rules: Hashable = None  # what its answer may be, in terms of whoever makes constraints of them; None: anything
 
     arrival: int = 0  # orders requests of one priority
     limit: int = 0  # tokens, prompt included, that it ends with at the latest
@@ -49,10 +49,6 @@ class Request:
     due: int = 0  # while computed < due, a commit frees nothing and ends nothing but by a stop token
     deferred: bool = False  # its span in flight will give no token
     finished: bool = False
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.priority, self.arrival
 
     def window_page(self, index: int) -> int | None:
         """The window page that it holds at `index`, if it does."""

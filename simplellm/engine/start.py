@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,7 @@ from simplellm.model.weights import load_weights
 log = logging.getLogger("simplellm")
 
 CPU_SHARE = 8  # without memory_gb, KV pages on a CPU take at most this part of the machine's memory
+CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroups v2, v1
 GPU_SPARE = 4 << 30  # bytes left for activations and the CUDA context
 SMALL = 512  # hidden size up to which one CPU core is as fast as two, and ten times faster when another process wants one
 
@@ -107,13 +109,12 @@ def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device
     """KV pages that memory allows, at most what `max_running` full contexts can use."""
     itemsize = getattr(torch, options.dtype).itemsize
     page = config.page_bytes(itemsize)
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else machine_bytes()
     if options.memory_gb is not None:
-        spare = GPU_SPARE if device.type == "cuda" else 0
-        room = int(options.memory_gb * 1e9) - weight_bytes - spare
-    elif device.type == "cuda":
-        room = torch.cuda.mem_get_info(device)[0] - GPU_SPARE
+        room = int(options.memory_gb * 1e9) - weight_bytes - (GPU_SPARE if on_gpu else 0)
     else:
-        room = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // CPU_SHARE
+        room = free - GPU_SPARE if on_gpu else free // CPU_SHARE
     most = 1 + options.max_running * ((max_context + PAGE - 1) // PAGE + 2 + options.token_budget // PAGE)
     num_pages = min(room // page, most)
     if num_pages < 8:
@@ -121,4 +122,18 @@ def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device
             f"memory_gb: weights of {weight_bytes / 1e9:.1f} GB leave room for {max(num_pages, 0)} KV pages "
             f"of {page / 1e6:.1f} MB; at least 8 are needed"
         )
+    if on_gpu and num_pages * page > free:
+        raise OptionError(
+            f"memory_gb: {options.memory_gb} GB would hold {num_pages * page / 1e9:.1f} GB of KV pages beside the weights, "
+            f"but the GPU has {free / 1e9:.1f} GB free"
+        )
     return num_pages
+
+
+def machine_bytes() -> int:
+    """Memory of this machine, or of the container where that is less."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for file in CONTAINER_LIMITS:
+        with suppress(OSError, ValueError):  # there is none, or it says "max"
+            total = min(total, int(Path(file).read_text()))
+    return total

@@ -10,13 +10,13 @@ import atexit
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 
 from simplellm.engine.loop import Loop
 from simplellm.engine.scheduler import Request
 from simplellm.errors import EngineError
-from simplellm.request import Event
+from simplellm.request import Constraint, Event
 
 Sink = Callable[[Event], None]  # called in the engine's thread
 
@@ -29,6 +29,7 @@ class Worker:
     def __init__(self, loop: Loop, prepare: Callable[[], None] | None = None):
         self.loop, self._prepare = loop, prepare
         self.failure: EngineError | None = None
+        self.new_constraint: Callable[[Hashable], Constraint] | None = None  # from a request's rules
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._sinks: dict[int, Sink] = {}
@@ -39,9 +40,11 @@ class Worker:
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
         """Queue requests together; their events go to `sink`. Raises EngineError once the engine has ended."""
 
+        constraints = [self._constraint(request) for request in requests]
+
         def add() -> None:
-            for request in requests:
-                self.loop.scheduler.add(request)
+            for request, constraint in zip(requests, constraints, strict=True):
+                self.loop.add(request, constraint)
 
         with self._wake:
             self._post(add)
@@ -52,12 +55,16 @@ class Worker:
 
         def drop() -> None:
             for rid in rids:
-                event = self.loop.scheduler.abort(rid, reason)
+                event = self.loop.abort(rid, reason)
                 if event is not None:
                     self._deliver([event])
 
         with suppress(EngineError):  # which failed them already
             self._post(drop)
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Run `action` in the engine's thread, between two steps. Raises EngineError once the engine has ended."""
+        self._post(action)
 
     def close(self) -> None:
         """Stop the thread; what is pending fails with EngineError. Safe to call twice and from the engine's thread."""
@@ -65,6 +72,12 @@ class Worker:
         atexit.unregister(self.close)
         if threading.current_thread() is not self._thread:
             self._thread.join()
+
+    def _constraint(self, request: Request) -> Constraint | None:
+        if request.rules is None:
+            return None
+        assert self.new_constraint is not None, "rules, but nobody to make a constraint of them"
+        return self.new_constraint(request.rules)
 
     def _post(self, action: Callable[[], None]) -> None:
         with self._wake:

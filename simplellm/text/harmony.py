@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from simplellm.errors import CheckpointError, RequestError
+from simplellm.text.response_format import ResponseFormat
 from simplellm.text.schema import nesting, typescript
 from simplellm.text.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ class Tool:
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False  # its arguments must follow the parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def render(
     tokenizer: Tokenizer,
     *,
     tools: Sequence[Any] | None = None,
+    response_format: ResponseFormat | None = None,
     reasoning_effort: str | None = None,
     current_date: str | None = None,
     builtin: Sequence[Namespace] = (),
@@ -83,7 +86,7 @@ def render(
     RequestError names the part refused, such as `messages[3].content`; CheckpointError a control token that lacks.
     """
     system = system_text(reasoning_effort, current_date, has_functions=bool(tools), builtin=builtin)
-    prompt = [HarmonyMessage("system", system), *conversation(messages, declared_tools(tools))]
+    prompt = [HarmonyMessage("system", system), *conversation(messages, declared_tools(tools), response_format)]
     start = _control(tokenizer, "<|start|>")
     return [*encode(without_old_analysis(prompt), tokenizer), start, *tokenizer.encode("assistant")]
 
@@ -132,11 +135,13 @@ def system_text(
     return "\n\n".join(sections)
 
 
-def developer_text(instructions: str | None, tools: Sequence[Tool] = ()) -> str:
-    """The developer message: instructions verbatim, then the functions."""
+def developer_text(instructions: str | None, tools: Sequence[Tool] = (), response_format: ResponseFormat | None = None) -> str:
+    """The developer message: instructions verbatim, then the functions, then the answer's format."""
     sections = [] if instructions is None else ["# Instructions", instructions]
     if tools:
         sections.append(tools_text([Namespace(FUNCTIONS, tools=tuple(tools))]))
+    if response_format is not None and response_format.shown:
+        sections.append(response_format.shown)
     return "\n\n".join(sections)
 
 
@@ -161,7 +166,9 @@ def declared_tools(tools: Sequence[Any] | None) -> list[Tool]:
     return list(declared.values())
 
 
-def conversation(messages: Sequence[Any], tools: Sequence[Tool] = ()) -> list[HarmonyMessage]:
+def conversation(
+    messages: Sequence[Any], tools: Sequence[Tool] = (), response_format: ResponseFormat | None = None
+) -> list[HarmonyMessage]:
     """Harmony messages of an OpenAI conversation, reasoning included, the system message not."""
     if not isinstance(messages, list | tuple) or not messages:
         raise RequestError("messages", "is empty" if messages in ([], ()) else f"is {_kind(messages)}, not a list")
@@ -170,9 +177,8 @@ def conversation(messages: Sequence[Any], tools: Sequence[Tool] = ()) -> list[Ha
     if isinstance(messages[0], Mapping) and messages[0].get("role") in ("system", "developer"):
         instructions = _text(messages[0], "messages[0]") or None
         rest = rest[1:]
-    mapped: list[HarmonyMessage] = []
-    if instructions or tools:
-        mapped.append(HarmonyMessage("developer", developer_text(instructions, tools)))
+    developer = developer_text(instructions, tools, response_format)
+    mapped = [HarmonyMessage("developer", developer)] if developer else []
     calls: dict[str, str] = {}  # id of a call -> name of its function
     for number, message in rest:
         mapped += _mapped(message, f"messages[{number}]", calls)
@@ -290,9 +296,11 @@ def _declared_tool(entry: Any, at: str) -> Tool:
         raise RequestError(f"{at}.function.description", f"is {_kind(description)}, not a string")
     if parameters is not None and not isinstance(parameters, dict):
         raise RequestError(f"{at}.function.parameters", f"is {_kind(parameters)}, not a JSON Schema object")
+    if not isinstance(strict := function.get("strict") or False, bool):
+        raise RequestError(f"{at}.function.strict", f"is {_kind(strict)}, neither true nor false")
     if nesting(parameters) > MAX_NESTING:
         raise RequestError(f"{at}.function.parameters", f"is nested more than {MAX_NESTING} levels deep")
-    return Tool(name, description or "", parameters)
+    return Tool(name, description or "", parameters, strict)
 
 
 def _namespace_text(namespace: Namespace) -> str:

@@ -88,7 +88,7 @@ def fold(deltas: Iterable[Delta]) -> Message:
 
 
 def stop_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids at which sampling a chat answer ends."""
+    """Ids at which an answer ends, whatever the configuration says: old downloads' generation_config.json lacks <|call|>."""
     return frozenset(tokenizer.special[name] for name in STOPS if name in tokenizer.special)
 
 
@@ -114,6 +114,7 @@ class Parser:
         self.repairs: Counter[str] = Counter()
         self.stopped = False  # the answer is complete: sample no more
         self.reasoning_tokens = 0  # tokens whose text is reasoning
+        self.content_tokens = 0  # tokens whose text is content
         self._tokenizer, self._tools = tokenizer, None if tools is None else frozenset(tools)
         self._parallel, self._new_id = parallel_tool_calls, new_id
         self._markers = {tokenizer.special[name]: name for name in _MARKERS if name in tokenizer.special}
@@ -162,6 +163,7 @@ class Parser:
             self._count("unknown_token")
         elif self._sink is not None:
             self.reasoning_tokens += self._sink is ReasoningDelta
+            self.content_tokens += self._sink is ContentDelta
             self._write(self._decoder.push([token]))
         elif self._segments is not None or self._begin("missing_start"):
             self._header_text(self._decoder.push([token]))

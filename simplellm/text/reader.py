@@ -31,6 +31,10 @@ class Stops:
         self._certain = 0  # tokens at whose end nothing was held
 
     def push(self, text: str) -> str:
+        """What of `text`, and of what was held, is certain."""
+        if not self.stops:  # the usual case, once per token
+            self._released += len(text)
+            return text
         self._held += text
         return self._release(last=False)
 

@@ -188,6 +188,7 @@ class Engine:
         self.scheduler = Scheduler(config, num_pages=num_pages, max_context=max_context, sliding_window=window, eos_ids=EOS)
         self.runner = FakeRunner(self.scheduler, window)
         self.requests: dict[int, Request] = {}
+        self.masked: set[int] = set()  # rids whose tokens a grammar chooses
         self.answers: dict[int, list[int]] = {}
         self.reasons: dict[int, str] = {}
         self.scores: dict[int, list[Logprob]] = {}
@@ -195,13 +196,15 @@ class Engine:
         self.plans: list[Plan] = []
         self._flying: list[tuple[Plan, FakeResults]] = []
 
-    def add(self, prompt: Iterable[int], max_tokens: int | None = 8, **fields: object) -> Request:
+    def add(self, prompt: Iterable[int], max_tokens: int | None = 8, masked: bool = False, **fields: object) -> Request:
         names = Sampling.__dataclass_fields__
         sampling = Sampling(max_tokens=max_tokens, **{k: v for k, v in fields.items() if k in names and k != "seed"})
         others = {k: v for k, v in fields.items() if k not in names or k == "seed"}
         request = Request(len(self.requests), tuple(prompt), sampling, **others)
         self.scheduler.add(request)
         self.requests[request.rid] = request
+        if masked:
+            self.masked.add(request.rid)
         self.answers[request.rid], self.scores[request.rid], self.logprobs[request.rid] = [], [], []
         return request
 
@@ -217,7 +220,7 @@ class Engine:
         self.plans.append(plan)
         raw = self.runner.body(plan)
         between()
-        masked = [s for s in plan.spans if s.sample and s.rid in self.requests and self.requests[s.rid].masked]
+        masked = [s for s in plan.spans if s.sample and s.rid in self.masked]
         if masked:
             self._commit()  # a mask depends on the tokens before it
         skip = {span.rid for span in masked if defer(span)}

@@ -4,21 +4,57 @@ from __future__ import annotations
 
 from random import Random
 
-DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-CITIES = ["Paris", "London", "Berlin", "Madrid", "Rome", "Vienna", "Prague", "Lisbon", "Oslo", "Dublin", "Athens", "Warsaw", "Helsinki", "Budapest", "Zurich", "Munich", "Milan", "Tokyo", "Osaka", "Seoul", "Beijing", "Delhi", "Mumbai", "Bangkok", "Hanoi", "Sydney", "Cairo", "Nairobi", "Lagos", "Toronto", "Boston", "Chicago", "Denver", "Seattle", "Houston", "Miami", "Lima", "Bogota", "Santiago", "Havana"]
-NAMES = ["Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Iris", "Jack", "Karl", "Laura", "Maria", "Nina", "Oscar", "Paul", "Rosa", "Sara", "Tom", "Victor"]
-ITEMS = ["apples", "pears", "plums", "grapes", "lemons", "melons", "cherries", "bananas", "oranges", "carrots", "onions", "potatoes", "tomatoes", "eggs", "loaves", "cups", "plates", "bottles", "chairs", "tables", "lamps", "books", "pens", "pencils", "boxes", "keys", "stamps", "coins", "balls", "hats", "shoes", "socks"]
-COLOURS = ["red", "blue", "green", "yellow", "black", "white", "brown", "purple", "orange", "grey", "pink"]
-KEYS = ["answer", "result", "value", "output", "solution", "total", "reply", "out", "data", "final", "response", "sum", "number", "text"]
-NUMERALS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"]
-NOUNS = ["time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school", "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week", "company", "system", "program", "question", "work", "government", "number", "night", "point", "home", "water", "room", "mother", "area", "money", "story", "fact", "month", "lot", "right", "study", "book", "eye", "job", "word", "business", "issue", "side", "kind", "head", "house", "service", "friend", "father", "power", "hour", "game", "line", "end", "member", "law", "car", "city", "community", "name", "president", "team", "minute", "idea", "body", "information", "back", "parent", "face", "others", "level", "office", "door", "health", "person", "art", "war", "history", "party", "result", "change", "morning", "reason", "research", "girl", "guy", "moment", "air", "teacher", "force", "education", "dog", "cat", "horse", "bird", "fish", "tree", "flower", "river", "mountain", "sea", "sky", "sun", "moon", "star", "fire", "stone", "metal", "wood", "paper", "music", "song", "movie", "picture", "computer", "phone", "internet", "software", "engine", "train", "plane", "ship", "bus", "street", "road", "bridge", "garden", "kitchen", "table", "chair", "bed", "window", "wall", "floor", "bread", "cheese", "milk", "coffee", "tea", "sugar", "salt", "pepper", "soup", "cake", "apple", "banana", "strawberry", "pear"]
-VERBS = ["be", "have", "do", "say", "get", "make", "go", "know", "take", "see", "come", "think", "look", "want", "give", "use", "find", "tell", "ask", "work", "seem", "feel", "try", "leave", "call", "need", "become", "put", "mean", "keep", "let", "begin", "help", "talk", "turn", "start", "show", "hear", "play", "run", "move", "like", "live", "believe", "hold", "bring", "happen", "write", "provide", "sit", "stand", "lose", "pay", "meet", "include", "continue", "set", "learn", "change", "lead", "understand", "watch", "follow", "stop", "create", "speak", "read", "allow", "add", "spend", "grow", "open", "walk", "win", "offer", "remember", "love", "consider", "appear", "buy", "wait", "serve", "die", "send", "expect", "build", "stay", "fall", "cut", "reach", "kill", "remain", "suggest", "raise", "pass", "sell", "require", "report", "decide", "pull", "fix", "draw", "paint", "cook", "sing", "dance", "swim", "fly", "drive"]
-QUALITIES = ["good", "new", "first", "last", "long", "great", "little", "own", "other", "old", "right", "big", "high", "different", "small", "large", "next", "early", "young", "important", "few", "public", "bad", "same", "able", "happy", "sad", "angry", "hungry", "tired", "cold", "hot", "warm", "fast", "slow", "easy", "hard", "strong", "weak", "rich", "poor", "clean", "dirty", "deep", "wide", "dark", "light", "heavy", "empty", "full", "quiet", "loud", "sweet", "bitter", "famous", "strange", "beautiful", "dangerous", "expensive", "cheap"]
-SKIES = ["sunny", "cloudy", "rainy", "windy", "foggy", "snowy", "stormy", "clear"]
+def _words(text: str) -> list[str]:
+    return text.split()
 
-ONSETS = ["b", "c", "d", "f", "g", "h", "j", "k", "l", "m", "n", "p", "r", "s", "t", "v", "w", "z", "br", "cl", "dr", "fl", "gr", "kn", "pl", "pr", "sh", "sl", "sn", "sp", "st", "str", "th", "tr"]
-VOWELS = ["a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ea", "oo", "ai", "ee", "ou"]
-CODAS = ["", "", "", *["b", "d", "g", "k", "l", "m", "n", "p", "r", "s", "t", "x", "y", "ck", "ll", "mp", "nd", "ng", "nk", "rd", "rm", "rn", "rt", "ss", "st", "tt"]]
+
+DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+CITIES = _words(
+    "Paris London Berlin Madrid Rome Vienna Prague Lisbon Oslo Dublin Athens Warsaw Helsinki Budapest Zurich Munich "
+    "Milan Tokyo Osaka Seoul Beijing Delhi Mumbai Bangkok Hanoi Sydney Cairo Nairobi Lagos Toronto Boston Chicago "
+    "Denver Seattle Houston Miami Lima Bogota Santiago Havana"
+)
+NAMES = _words("Anna Ben Carla David Emma Felix Grace Henry Iris Jack Karl Laura Maria Nina Oscar Paul Rosa Sara Tom Victor")
+ITEMS = _words(
+    "apples pears plums grapes lemons melons cherries bananas oranges carrots onions potatoes tomatoes eggs loaves "
+    "cups plates bottles chairs tables lamps books pens pencils boxes keys stamps coins balls hats shoes socks"
+)
+COLOURS = _words("red blue green yellow black white brown purple orange grey pink")
+KEYS = _words("answer result value output solution total reply out data final response sum number text")
+NUMERALS = _words(
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty"
+)
+NOUNS = _words(
+    "time year people way day man thing woman life child world school state family student group country problem "
+    "hand part place case week company system program question work government number night point home water room "
+    "mother area money story fact month lot right study book eye job word business issue side kind head house "
+    "service friend father power hour game line end member law car city community name president team minute idea "
+    "body information back parent face others level office door health person art war history party result change "
+    "morning reason research girl guy moment air teacher force education dog cat horse bird fish tree flower river "
+    "mountain sea sky sun moon star fire stone metal wood paper music song movie picture computer phone internet "
+    "software engine train plane ship bus street road bridge garden kitchen table chair bed window wall floor bread "
+    "cheese milk coffee tea sugar salt pepper soup cake apple banana strawberry pear"
+)
+VERBS = _words(
+    "be have do say get make go know take see come think look want give use find tell ask work seem feel try leave "
+    "call need become put mean keep let begin help talk turn start show hear play run move like live believe hold "
+    "bring happen write provide sit stand lose pay meet include continue set learn change lead understand watch "
+    "follow stop create speak read allow add spend grow open walk win offer remember love consider appear buy wait "
+    "serve die send expect build stay fall cut reach kill remain suggest raise pass sell require report decide pull "
+    "fix draw paint cook sing dance swim fly drive"
+)
+QUALITIES = _words(
+    "good new first last long great little own other old right big high different small large next early young "
+    "important few public bad same able happy sad angry hungry tired cold hot warm fast slow easy hard strong weak "
+    "rich poor clean dirty deep wide dark light heavy empty full quiet loud sweet bitter famous strange beautiful "
+    "dangerous expensive cheap"
+)
+SKIES = _words("sunny cloudy rainy windy foggy snowy stormy clear")
+
+ONSETS = _words("b c d f g h j k l m n p r s t v w z br cl dr fl gr kn pl pr sh sl sn sp st str th tr")
+VOWELS = _words("a e i o u a e i o u ea oo ai ee ou")
+CODAS = ["", "", "", *_words("b d g k l m n p r s t x y ck ll mp nd ng nk rd rm rn rt ss st tt")]
 
 
 def word(rng: Random, shortest: int = 3, longest: int = 10) -> str:

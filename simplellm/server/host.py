@@ -1,0 +1,126 @@
+"""The engine's half of the link: takes requests from the front, sends back events, a heartbeat, and what a reader must know.
+
+Events wait in a queue for a sender thread, so the engine never waits for the front: a step's events go out as one message,
+several steps' where the front is behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from contextlib import suppress
+from typing import Any
+
+from simplellm.api import LLM
+from simplellm.engine.scheduler import Request
+from simplellm.engine.start import Engine
+from simplellm.errors import EngineError
+from simplellm.request import Event
+from simplellm.server import link
+
+log = logging.getLogger("simplellm.server")
+
+BEAT_S = 0.5  # seconds between heartbeats; each says what the gauges show
+
+
+class Host:
+    """Serves one front over `sock`."""
+
+    def __init__(self, sock: socket.socket):
+        self._sock = sock
+        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests: dict[int, Request] = {}  # not yet reported as admitted
+        self._beaten = threading.Event()
+        self._stopped = threading.Event()
+        self._engine: Engine | None = None
+        threading.Thread(target=self._send, name="simplellm-link", daemon=True).start()
+
+    def say(self, *message: Any) -> None:
+        """Send something; also from a signal handler."""
+        self._out.put(message)
+
+    def run(self, llm: LLM) -> None:
+        """Serve until the front is gone. The LLM must be started; it is not stopped."""
+        engine = self._engine = llm._engine
+        scheduler = engine.scheduler
+        config = scheduler.config
+        self.say("ready", engine.model_config, scheduler.max_context, scheduler.max_length, config.max_running)
+        threading.Thread(target=self._beat, args=(engine,), name="simplellm-heartbeat", daemon=True).start()
+        while (messages := link.receive(self._sock)) is not None:
+            for message in messages:
+                self._take(engine, message)
+        self._stopped.set()
+        self._out.put(None)
+
+    def _take(self, engine: Engine, message: Any) -> None:
+        match message:
+            case ("submit", listed):
+                requests = [Request(*given) for given in listed]
+                self._requests.update((request.rid, request) for request in requests)
+                try:
+                    engine.worker.submit(requests, self._out.put)
+                except EngineError as error:
+                    for request in requests:
+                        self._out.put(Event(request.rid, finish_reason="error", error=str(error)))
+            case ("abort", rids, reason):
+                engine.worker.abort(rids, reason)
+            case _:
+                raise AssertionError(f"the front said {message[0]!r}")
+
+    def _send(self) -> None:
+        """The sender's thread: everything that waits, as one message."""
+        while (first := self._out.get()) is not None:
+            waiting = [first]
+            with suppress(queue.Empty):
+                while True:
+                    waiting.append(self._out.get_nowait())
+            ended = waiting[-1] is None
+            events = [item for item in waiting if isinstance(item, Event)]
+            said = [item for item in waiting if item is not None and not isinstance(item, Event)]
+            try:
+                self._sock.sendall(link.pack((events, self._admitted(events), said)))
+            except OSError:  # the front is gone, as `run` finds out
+                return
+            if ended:
+                return
+
+    def _admitted(self, events: list[Event]) -> dict[int, tuple[float, int]]:
+        """Of requests with their first event: when they were admitted, and how many tokens were cached."""
+        told = {}
+        for event in events:
+            request = self._requests.get(event.rid)
+            if request is not None and request.admitted_at is not None:
+                told[event.rid] = (request.admitted_at, request.cached_tokens)
+            if request is not None and (request.admitted_at is not None or event.finish_reason is not None):
+                del self._requests[event.rid]
+        return told
+
+    def _beat(self, engine: Engine) -> None:
+        """A heartbeat is an action that the engine's own thread has run: one that hangs has none."""
+        while not self._stopped.wait(BEAT_S):
+            self._beaten.clear()
+            try:
+                engine.worker.call(lambda: self._tell(engine))
+            except EngineError as error:
+                self.say("failed", str(error))
+                return
+            while not self._beaten.wait(BEAT_S):
+                if engine.worker.failure is not None or self._stopped.is_set():
+                    break
+
+    def _tell(self, engine: Engine) -> None:
+        scheduler = engine.scheduler
+        pool, cache = scheduler.pool, scheduler.cache
+        stats = {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting) + len(scheduler.parked),
+            "pages": pool.num_usable,
+            "pages_held": pool.num_usable - pool.num_available,
+            "preemptions": scheduler.num_preemptions,
+            "cache_queries": cache.num_queried,
+            "cache_hits": cache.num_hit,
+        }
+        self.say("beat", stats)
+        self._beaten.set()
