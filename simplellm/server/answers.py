@@ -142,7 +142,9 @@ class Answers:
         }
 
     def _alternatives(self, entry: Logprob) -> dict[str, float]:
-        return {self._spell(token): logprob for token, logprob in reversed(entry.top)}  # the likelier of two spelled alike
+        """The drawn token among them. Of two that are spelled alike, the likelier counts."""
+        every = {*entry.top, (entry.token, entry.logprob)}
+        return {self._spell(token): logprob for token, logprob in sorted(every, key=lambda pair: pair[1])}
 
 
 def reasoning(text: str) -> Object:

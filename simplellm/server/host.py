@@ -10,13 +10,14 @@ import logging
 import queue
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 from simplellm.api import LLM
 from simplellm.engine.scheduler import Request
 from simplellm.engine.start import Engine
-from simplellm.errors import EngineError
+from simplellm.errors import EngineError, SimpleLLMError
 from simplellm.request import Event
 from simplellm.server import link
 
@@ -32,6 +33,9 @@ class Host:
         self._sock = sock
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._requests: dict[int, Request] = {}  # not yet reported as admitted
+        self._slow = ThreadPoolExecutor(2, "simplellm-grammar")
+        self._preparing: dict[int, str | None] = {}  # requests whose grammar is being compiled, and why they ended meanwhile
+        self._lock = threading.Lock()
         self._beaten = threading.Event()
         self._stopped = threading.Event()
         self._engine: Engine | None = None
@@ -59,15 +63,36 @@ class Host:
             case ("submit", listed):
                 requests = [Request(*given) for given in listed]
                 self._requests.update((request.rid, request) for request in requests)
-                try:
-                    engine.worker.submit(requests, self._out.put)
-                except EngineError as error:
-                    for request in requests:
-                        self._out.put(Event(request.rid, finish_reason="error", error=str(error)))
+                if all(request.rules is None for request in requests):
+                    self._submit(engine, requests)
+                else:  # compiling takes a while, and others must not wait for it
+                    self._preparing.update((request.rid, None) for request in requests)
+                    self._slow.submit(self._submit_slowly, engine, requests)
             case ("abort", rids, reason):
-                engine.worker.abort(rids, reason)
+                with self._lock:
+                    self._preparing.update((rid, reason) for rid in rids if rid in self._preparing)
+                    engine.worker.abort(rids, reason)
             case _:
                 raise AssertionError(f"the front said {message[0]!r}")
+
+    def _submit(self, engine: Engine, requests: list[Request]) -> None:
+        try:
+            engine.worker.submit(requests, self._out.put)
+        except SimpleLLMError as error:
+            for request in requests:
+                self._out.put(Event(request.rid, finish_reason="error", error=str(error)))
+
+    def _submit_slowly(self, engine: Engine, requests: list[Request]) -> None:
+        """Compile first; then submit those that nobody ended meanwhile, and end the others."""
+        for request in requests:
+            with suppress(SimpleLLMError):  # told by the submission
+                engine.worker.prepare_rules(request.rules)
+        with self._lock:
+            ended = {request.rid: self._preparing.pop(request.rid) for request in requests}
+            self._submit(engine, [request for request in requests if ended[request.rid] is None])
+            for rid, reason in ended.items():
+                if reason is not None:
+                    self._out.put(Event(rid, finish_reason=reason))
 
     def _send(self) -> None:
         """The sender's thread: everything that waits, as one message."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 if TYPE_CHECKING:
     from simplellm.server.remote import Feed
@@ -38,6 +38,7 @@ class Metrics:
     """The numbers of one server. Counters of the engine come as totals with its heartbeat."""
 
     def __init__(self, model: str):
+        disable_created_metrics()
         self._registry = CollectorRegistry()
         self._model = model
         self._gauges = {key: self._gauge(*told) for key, told in GAUGES.items()}

@@ -33,6 +33,7 @@ class RemoteWorker:
 
     def __init__(self, send: Callable[[list[Any]], None]):
         self.failure: EngineError | None = None
+        self.new_constraint: Any = None  # rules are sent as they are: the engine's process makes constraints of them
         self._send, self._outbox = send, list[Any]()
         self._open: dict[int, tuple[Request, Callable[[Event], None]]] = {}
 
@@ -81,7 +82,7 @@ class RemoteWorker:
 def fields(request: Request) -> tuple[Any, ...]:
     """What the caller filled in of a request: the engine's process makes it anew."""
     sampling, priority = request.sampling, request.priority
-    return request.rid, request.prompt, sampling, request.seed, priority, request.cache_salt, request.group
+    return request.rid, request.prompt, sampling, request.seed, priority, request.cache_salt, request.group, request.rules
 
 
 @dataclass
@@ -157,9 +158,9 @@ class Feed(Stream):
             return self.fail(self._job.failure)
         if chunk is not None and not self._ended:
             self._pieces.append(chunk)
+            self._news.set()
         if self._job.done and not self._ended:
             self._end()
-        self._news.set()
 
     def fail(self, failure: EngineError) -> None:
         """End it with an error, which the reader gets after the pieces that are there."""

@@ -184,5 +184,6 @@ class Front:
 def _make(settings: Settings, shape: list[Any], send: Callable[[list[Any]], None]) -> tuple[RemoteEngine, FrontLLM]:
     from simplellm.server.remote import FrontLLM, RemoteEngine, RemoteWorker
 
-    engine = RemoteEngine(*shape, RemoteWorker(send))
+    model_config, max_context, max_length, max_running = shape
+    engine = RemoteEngine(model_config, max_context, max_length, max_running, RemoteWorker(send))
     return engine, FrontLLM(settings.path, engine)
