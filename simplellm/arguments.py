@@ -97,7 +97,7 @@ class ChatSettings:
 def _call(tool: Tool, number: int) -> Call:
     """A function's arguments, by its schema; any object if that is out of bounds and need not be followed."""
     field = f"tools[{number}].function.parameters"
-    given = _NO_ARGUMENTS if tool.parameters is None else {"type": "object", **tool.parameters}
+    given = _NO_ARGUMENTS if tool.parameters is None else {**tool.parameters, "type": "object"}
     try:
         source = Source.of_schema(given, field)
     except RequestError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from simplellm.config import PAGE
 from simplellm.engine.prefix_cache import Node
@@ -26,7 +27,7 @@ class Request:
     priority: int = 0  # the lower runs first
     cache_salt: str = ""  # only requests with the same salt share pages
     group: int | None = None  # the same for the n answers to one prompt
-    rules: Hashable = None  # what its answer may be, in terms of whoever makes constraints of them; None: anything
+    rules: Any = None  # what its answer may be, in terms of whoever makes constraints of them; None: anything
 
     arrival: int = 0  # orders requests of one priority
     limit: int = 0  # tokens, prompt included, that it ends with at the latest

@@ -10,8 +10,9 @@ import atexit
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from simplellm.engine.loop import Loop
 from simplellm.engine.scheduler import Request
@@ -29,7 +30,7 @@ class Worker:
     def __init__(self, loop: Loop, prepare: Callable[[], None] | None = None):
         self.loop, self._prepare = loop, prepare
         self.failure: EngineError | None = None
-        self.new_constraint: Callable[[Hashable], Constraint] | None = None  # from a request's rules
+        self.new_constraint: Callable[[Any], Constraint] | None = None  # from a request's rules
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._sinks: dict[int, Sink] = {}

@@ -11,7 +11,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -53,8 +53,16 @@ def make_server(front: Front) -> Uvicorn:
     return Uvicorn(config)
 
 
-async def run(sock: socket.socket, listener: socket.socket, settings: Settings) -> bool:
-    """Serve until told to drain, or until the engine is gone; whether all went well."""
+def on_signals(front: Front) -> None:
+    """The first signal drains, a second one does not wait."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, front.ask_to_drain)
+
+
+async def run(
+    sock: socket.socket, listener: socket.socket, settings: Settings, started: Callable[[Front], None] = on_signals
+) -> bool:
+    """Serve until told to drain, or until the engine is gone; whether all went well. `started` gets the front."""
     front = Front(settings)
     reader, writer = await asyncio.open_unix_connection(sock=sock)
 
@@ -64,15 +72,14 @@ async def run(sock: socket.socket, listener: socket.socket, settings: Settings) 
     heard = asyncio.ensure_future(front.serve_link(reader, send))
     server = make_server(front)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, front.ask_to_drain)
+    started(front)
     asked = asyncio.ensure_future(front.asked_to_drain.wait())
     await asyncio.wait({asked, serving}, return_when=asyncio.FIRST_COMPLETED)
     await front.drain(settings.drain_s)
     server.should_exit = True
     await serving
     heard.cancel()
+    writer.close()
     return front.failure is None
 
 

@@ -84,9 +84,10 @@ class Host:
 
     def _submit_slowly(self, engine: Engine, requests: list[Request]) -> None:
         """Compile first; then submit those that nobody ended meanwhile, and end the others."""
-        for request in requests:
-            with suppress(SimpleLLMError):  # told by the submission
-                engine.worker.prepare_rules(request.rules)
+        if (compiled := engine.worker.new_constraint) is not None:
+            for request in requests:
+                with suppress(SimpleLLMError):  # told by the submission, which finds the rules compiled
+                    compiled(request.rules)
         with self._lock:
             ended = {request.rid: self._preparing.pop(request.rid) for request in requests}
             self._submit(engine, [request for request in requests if ended[request.rid] is None])

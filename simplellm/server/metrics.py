@@ -38,7 +38,7 @@ class Metrics:
     """The numbers of one server. Counters of the engine come as totals with its heartbeat."""
 
     def __init__(self, model: str):
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._model = model
         self._gauges = {key: self._gauge(*told) for key, told in GAUGES.items()}

@@ -46,7 +46,7 @@ class Rules:
     final: bool = True  # the turn may end without a call
     content: Source | None = None
     field: str = "response_format"  # of the request, to name where `content` is refused
-    reserve: int = 0  # tokens before the limit at which reasoning ends; 0: none are kept
+    reserve: int = 0  # tokens before the limit at which the answer must begin; 0: none are kept
 
     @property
     def free(self) -> bool:
@@ -194,7 +194,7 @@ class AnswerGrammar:
         if self._text is not None:
             return self._text.mask()
         if self._body is not None:
-            if short and self._body.kind == "analysis":
+            if short and self._body.kind in ("analysis", "preamble"):
                 return turn.vocabulary.only([self._body.end])
             return turn.speech if self._body.kind == "final" else turn.reasoning
         if self._headers is None:

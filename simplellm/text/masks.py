@@ -2,10 +2,11 @@
 
 A mask is bytes, one bit for each id (bit i % 8 of byte i // 8): set if the token may come next. Constrained text never
 holds a control token; where it may end, its terminator's bit is set.
-
-Measured with o200k on one slow core: vocabulary 1.4 s, once; a schema of two strings 1 ms to compile, of 1,000 properties
-75 ms; a mask 40 to 130 us (medians of schemas from small to large), now and then 4 ms.
 """
+
+# Measured with o200k on one slow core, llguidance 1.9.1: the vocabulary 1.4 to 2.6 s, once; to compile a schema of two strings
+# 1 to 2 ms, of 1,000 properties 35 to 75 ms; a mask 60 to 110 us (medians of six small schemas), 145 us with 1,000 properties,
+# at most 0.9 ms. xgrammar 0.2.9 would bring transformers along, and torch into this room.
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from simplellm.text.tokenizer import Tokenizer
 
 MAX_LENGTH = 200_000  # characters of a schema, regular expression or grammar
 MAX_NESTING = 100  # levels of a schema
-LARGE = 16_384  # characters from which on a mask may take long: then it is computed beside the engine's thread
+LARGE = 16_384  # characters from which on a mask may take long: then it is computed beside the engine's thread,
+PATIENCE = 0.001  # which waits for it only so many seconds
 
 # One space after "," and ":" or none, no other white space: both ways in which gpt-oss writes JSON on one line, and no
 # room for the endless blank lines into which models fall when a grammar lets them. oneOf counts as anyOf: generators
@@ -129,11 +131,14 @@ class ConstrainedText:
         """What may come next; None: not known yet. EngineError: the text does not match, or matching is too much work."""
         if not self._compiled.is_large:
             return self._compute()
+        patience = 0.0
         if self._coming is None:
-            self._coming = self._executor.submit(self._compute)
-        if not self._coming.done():
+            self._coming, patience = self._executor.submit(self._compute), PATIENCE
+        try:
+            mask = self._coming.result(patience)
+        except TimeoutError:
             return None
-        mask, self._coming = self._coming.result(), None
+        self._coming = None
         return mask
 
     def _compute(self) -> bytes:

@@ -33,27 +33,29 @@ def _operands(rng: Random) -> tuple[int, int, bool]:
 
 SUMS = (
     "What is {a} + {b}?|{a} + {b}|{a}+{b}|{a}+{b}=|{a} + {b} = ?|Add {a} and {b}.|What is the sum of {a} and {b}?|"
-    "Compute {a} + {b}.|Calculate {a}+{b}.|How much is {a} plus {b}?|What is {a} plus {b}?|{a} plus {b}|What does {a} + {b} make?|"
-    "What is {a}+{b}?|Sum of {a} and {b}?|Sum up {a} and {b}.|Find {a} + {b}.|Add {b} to {a}.|How much is {a} + {b}?"
+    "Compute {a} + {b}.|Calculate {a}+{b}.|How much is {a} plus {b}?|What is {a} plus {b}?|{a} plus {b}|What does {a} + "
+    "{b} make?|What is {a}+{b}?|Sum of {a} and {b}?|Sum up {a} and {b}.|Find {a} + {b}.|Add {b} to {a}.|How much is {a} "
+    "+ {b}?"
 )
 SUM_STORIES = (
-    "I have {a} {i} and get {b} more. How many do I have?|{n} has {a} {i} and {m} has {b}. How many {i} do they have together?|"
-    "I have {a} {i} and {b} {j}. How many things do I have?|There are {a} {i} and {b} {j}. How many are there in total?|"
-    "{n} buys {a} {i} and then {b} more. How many {i} does {n} have now?|A shop sold {a} {i} today and {b} {i} before. How many in all?"
+    "I have {a} {i} and get {b} more. How many do I have?|{n} has {a} {i} and {m} has {b}. How many {i} do they have "
+    "together?|I have {a} {i} and {b} {j}. How many things do I have?|There are {a} {i} and {b} {j}. How many are there "
+    "in total?|{n} buys {a} {i} and then {b} more. How many {i} does {n} have now?|A shop sold {a} {i} today and {b} {i} "
+    "before. How many in all?"
 )
 DIFFERENCES = (
-    "What is {a} - {b}?|{a} - {b}|{a}-{b}|{a}-{b}=|{a} - {b} = ?|Subtract {b} from {a}.|What is the difference of {a} and {b}?|"
-    "Compute {a} - {b}.|Calculate {a}-{b}.|How much is {a} minus {b}?|What is {a} minus {b}?|{a} minus {b}|Take {b} away from {a}.|"
-    "What is {a}-{b}?|Find {a} - {b}.|How much is {a} - {b}?|What is {a} less {b}?"
+    "What is {a} - {b}?|{a} - {b}|{a}-{b}|{a}-{b}=|{a} - {b} = ?|Subtract {b} from {a}.|What is the difference of {a} "
+    "and {b}?|Compute {a} - {b}.|Calculate {a}-{b}.|How much is {a} minus {b}?|What is {a} minus {b}?|{a} minus {b}|Take "
+    "{b} away from {a}.|What is {a}-{b}?|Find {a} - {b}.|How much is {a} - {b}?|What is {a} less {b}?"
 )
 DIFFERENCE_STORIES = (
     "I have {a} {i} and give away {b}. How many are left?|{n} has {a} {i} and loses {b}. How many {i} does {n} still have?|"
     "There were {a} {i} and {b} were sold. How many are left?|{n} had {a} {i} and ate {b}. How many remain?"
 )
 PRODUCTS = (
-    "What is {x} * {y}?|{x} * {y}|{x}*{y}|{x}*{y}=|{x} x {y}|Multiply {x} by {y}.|Multiply {x} and {y}.|"
-    "What is the product of {x} and {y}?|Compute {x} * {y}.|Calculate {x}*{y}.|How much is {x} times {y}?|What is {x} times {y}?|"
-    "{x} times {y}|What is {x}*{y}?|What is {x} x {y}?|Find {x} * {y}.|What is {x} multiplied by {y}?|{x} × {y}"
+    "What is {x} * {y}?|{x} * {y}|{x}*{y}|{x}*{y}=|{x} x {y}|Multiply {x} by {y}.|Multiply {x} and {y}.|What is the "
+    "product of {x} and {y}?|Compute {x} * {y}.|Calculate {x}*{y}.|How much is {x} times {y}?|What is {x} times {y}?|{x} "
+    "times {y}|What is {x}*{y}?|What is {x} x {y}?|Find {x} * {y}.|What is {x} multiplied by {y}?|{x} × {y}"
 )
 PRODUCT_STORIES = (
     "One box holds {x} {i} and I have {y} boxes. How many {i} in all?|A book costs {x} dollars. What do {y} books cost?|"
@@ -63,7 +65,9 @@ QUOTIENTS = (
     "What is {a} / {b}?|{a} / {b}|{a}/{b}|Divide {a} by {b}.|How much is {a} divided by {b}?|What is {a} divided by {b}?|"
     "{a} divided by {b}|Compute {a} / {b}.|Calculate {a}/{b}.|What is {a}/{b}?|{a} : {b}|What is {a} ÷ {b}?"
 )
-QUOTIENT_STORIES = "{n} shares {a} {i} among {b} friends. How many does each get?|I put {a} {i} into {b} boxes. How many are in each?"
+QUOTIENT_STORIES = (
+    "{n} shares {a} {i} among {b} friends. How many does each get?|I put {a} {i} into {b} boxes. How many are in each?"
+)
 
 
 def _story(rng: Random) -> dict[str, str]:
@@ -86,7 +90,10 @@ def add(rng: Random, effort: str) -> Problem:
 
 def _add_three(rng: Random, effort: str) -> Problem:
     a, b, c = (number(rng, 4) for _ in range(3))
-    phrases = "What is {a} + {b} + {c}?|{a}+{b}+{c}|{a} + {b} + {c}|Add {a}, {b} and {c}.|What is the sum of {a}, {b} and {c}?|Sum of {a}, {b}, {c}"
+    phrases = (
+        "What is {a} + {b} + {c}?|{a}+{b}+{c}|{a} + {b} + {c}|Add {a}, {b} and {c}.|What is the sum of {a}, {b} and {c}?|"
+        "Sum of {a}, {b}, {c}"
+    )
     think = f"{columns.add(a, b, effort)}\n{columns.add(a + b, c, effort)}"
     ask = _ask(rng, phrases, a=a, b=b, c=c)
     return Problem(f"add {a} {b} {c}", ask, think, f"{a} + {b} + {c} = {a + b + c}.", str(a + b + c), a + b + c)
@@ -94,7 +101,9 @@ def _add_three(rng: Random, effort: str) -> Problem:
 
 def subtract(rng: Random, effort: str) -> Problem:
     a, b, spelled = _operands(rng)
-    if a < b and rng.random() < 0.75:
+    if rng.random() < 0.12:  # close to each other: the first digits do not decide
+        b = max(0, a + rng.randint(-60, 60))
+    if a < b and rng.random() < 0.7:
         a, b = b, a
     stories = 0.15 if a >= b else 0.0
     ask = _worded(rng, DIFFERENCES, DIFFERENCE_STORIES, stories, a=numeral(a, spelled), b=numeral(b, spelled))
@@ -113,7 +122,9 @@ def multiply(rng: Random, effort: str) -> Problem:
     ask = _worded(rng, PRODUCTS, PRODUCT_STORIES, 0.12, x=numeral(x, spelled), y=numeral(y, spelled))
     if turned and b > 9:
         a, b = b, a
-    return Problem(f"mul {min(a, b)} {max(a, b)}", ask, columns.multiply(a, b, effort), f"{x} * {y} = {a * b}.", str(a * b), a * b)
+    return Problem(
+        f"mul {min(a, b)} {max(a, b)}", ask, columns.multiply(a, b, effort), f"{x} * {y} = {a * b}.", str(a * b), a * b
+    )
 
 
 def divide(rng: Random, effort: str) -> Problem:
@@ -129,11 +140,20 @@ def divide(rng: Random, effort: str) -> Problem:
 
 
 COMPARISONS = {
-    "larger": "Which is larger, {a} or {b}?|Which number is bigger: {a} or {b}?|Which is greater, {a} or {b}?|larger: {a} or {b}?|"
-    "What is the maximum of {a} and {b}?|What is more, {a} or {b}?|Which of {a} and {b} is larger?|Find the larger of {a} and {b}.",
-    "smaller": "Which is smaller, {a} or {b}?|Which number is less: {a} or {b}?|Which is lower, {a} or {b}?|smaller: {a} or {b}?|"
-    "What is the minimum of {a} and {b}?|What is less, {a} or {b}?|Which of {a} and {b} is smaller?|Find the smaller of {a} and {b}.",
-    "more": "Is {a} larger than {b}?|Is {a} more than {b}?|Is {a} > {b}?|Is {a} greater than {b}?|Is {a} bigger than {b}?|{a} > {b}?",
+    "larger": (
+        "Which is larger, {a} or {b}?|Which number is bigger: {a} or {b}?|Which is greater, {a} or {b}?|larger: {a} or "
+        "{b}?|What is the maximum of {a} and {b}?|What is more, {a} or {b}?|Which of {a} and {b} is larger?|Find the "
+        "larger of {a} and {b}."
+    ),
+    "smaller": (
+        "Which is smaller, {a} or {b}?|Which number is less: {a} or {b}?|Which is lower, {a} or {b}?|smaller: {a} or "
+        "{b}?|What is the minimum of {a} and {b}?|What is less, {a} or {b}?|Which of {a} and {b} is smaller?|Find the "
+        "smaller of {a} and {b}."
+    ),
+    "more": (
+        "Is {a} larger than {b}?|Is {a} more than {b}?|Is {a} > {b}?|Is {a} greater than {b}?|Is {a} bigger than {b}?|"
+        "{a} > {b}?"
+    ),
     "less": "Is {a} smaller than {b}?|Is {a} less than {b}?|Is {a} < {b}?|Is {a} lower than {b}?|{a} < {b}?",
     "both": "Compare {a} and {b}.|Compare {a} with {b}.|How do {a} and {b} compare?",
 }
@@ -143,7 +163,7 @@ def compare(rng: Random, effort: str) -> Problem:
     if rng.random() < 0.2:
         return _extreme(rng, effort)
     a, b = number(rng), number(rng)
-    if rng.random() < 0.3:
+    if rng.random() < 0.4:
         b = max(0, a + rng.randint(-20, 20))
     kind = rng.choice(list(COMPARISONS))
     if a == b and kind in ("larger", "smaller"):
@@ -164,7 +184,7 @@ def compare(rng: Random, effort: str) -> Problem:
 def _numbers(rng: Random) -> tuple[list[int], str]:
     """Distinct numbers to sort, and their list as text."""
     limit = rng.choice((10, 100, 100, 100, 1000, 1000))
-    numbers = rng.sample(range(1, limit), rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7)))
+    numbers = rng.sample(range(1, limit), rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)))
     texts = list(map(str, numbers))
     if rng.random() < 0.25:
         return numbers, f"{', '.join(texts[:-1])} and {texts[-1]}"
@@ -172,14 +192,15 @@ def _numbers(rng: Random) -> tuple[list[int], str]:
 
 
 UP = (
-    "Sort {l}.|Sort these numbers: {l}|Put {l} in ascending order.|Sort from smallest to largest: {l}|sort {l}|Sort the numbers {l}.|"
-    "Order these numbers from low to high: {l}|Sort {l} in increasing order.|Arrange {l} from smallest to largest.|Sort: {l}|"
-    "Sort the list {l}.|Put these numbers in order: {l}|Order the numbers {l}.|Sort this list: [{l}]|Sort {l} in ascending order.|sort: {l}"
+    "Sort {l}.|Sort these numbers: {l}|Put {l} in ascending order.|Sort from smallest to largest: {l}|sort {l}|Sort the "
+    "numbers {l}.|Order these numbers from low to high: {l}|Sort {l} in increasing order.|Arrange {l} from smallest to "
+    "largest.|Sort: {l}|Sort the list {l}.|Put these numbers in order: {l}|Order the numbers {l}.|Sort this list: [{l}]|"
+    "Sort {l} in ascending order.|sort: {l}"
 )
 DOWN = (
-    "Sort {l} in descending order.|Sort from largest to smallest: {l}|Order these numbers from high to low: {l}|"
-    "Sort {l} in decreasing order.|Sort in descending order: {l}|Put {l} in descending order.|Arrange {l} from largest to smallest.|"
-    "Sort the numbers {l} from high to low.|Sort these numbers in reverse order: {l}"
+    "Sort {l} in descending order.|Sort from largest to smallest: {l}|Order these numbers from high to low: {l}|Sort {l} "
+    "in decreasing order.|Sort in descending order: {l}|Put {l} in descending order.|Arrange {l} from largest to "
+    "smallest.|Sort the numbers {l} from high to low.|Sort these numbers in reverse order: {l}"
 )
 
 
@@ -189,7 +210,9 @@ def sort(rng: Random, effort: str) -> Problem:
     ordered = sorted(numbers, reverse=down)
     answer = ", ".join(map(str, ordered))
     think = columns.select(numbers, down, effort)
-    return Problem(f"sort {down} {numbers}", _ask(rng, DOWN if down else UP, l=listed), think, f"Sorted: {answer}.", answer, ordered)
+    return Problem(
+        f"sort {down} {numbers}", _ask(rng, DOWN if down else UP, l=listed), think, f"Sorted: {answer}.", answer, ordered
+    )
 
 
 def _extreme(rng: Random, effort: str) -> Problem:
@@ -197,11 +220,19 @@ def _extreme(rng: Random, effort: str) -> Problem:
     down = rng.random() < 0.6
     end, right = ("largest", max(numbers)) if down else ("smallest", min(numbers))
     words = ("largest", "biggest", "highest", "greatest") if down else ("smallest", "lowest", "least")
-    phrases = "What is the {e} of {l}?|Which is the {e}: {l}?|Find the {e} number in {l}.|What is the {e} number in this list: {l}?|{e} of {l}|" + (
-        "What is the maximum of {l}?|max of {l}" if down else "What is the minimum of {l}?|min of {l}"
-    )
+    phrases = (
+        "What is the {e} of {l}?|Which is the {e}: {l}?|Find the {e} number in {l}.|What is the {e} number in this list: "
+        "{l}?|{e} of {l}|"
+    ) + ("What is the maximum of {l}?|max of {l}" if down else "What is the minimum of {l}?|min of {l}")
     think = columns.select(numbers, down, effort, times=1)
-    return Problem(f"extreme {down} {numbers}", _ask(rng, phrases, e=rng.choice(words), l=listed), think, f"{right} is the {end}.", str(right), right)
+    return Problem(
+        f"extreme {down} {numbers}",
+        _ask(rng, phrases, e=rng.choice(words), l=listed),
+        think,
+        f"{right} is the {end}.",
+        str(right),
+        right,
+    )
 
 
 UNITS = (
@@ -231,12 +262,13 @@ def _plural(unit: str, n: int = 2) -> str:
 def units(rng: Random, effort: str) -> Problem:
     big, small, factor = rng.choice(UNITS)
     n = rng.randint(1, 99 if factor in (12, 24) else 250)
-    if factor in (12, 24) and rng.random() < 0.5:
-        n = rng.randint(1, 12)
+    if rng.random() < 0.5 if factor in (12, 24) else rng.random() < 0.15:
+        n = rng.choice((1, 1, rng.randint(1, 12)))
     answer, many, parts = n * factor, _plural(big, n), _plural(small)
     phrases = (
-        "How many {s} are {n} {b}?|Convert {n} {b} to {s}.|{n} {b} in {s}|What is {n} {b} in {s}?|How many {s} are in {n} {b}?|"
-        "How many {s} is {n} {b}?|How many {s} does {n} {b} have?|Turn {n} {b} into {s}.|{n} {b} = ? {s}|How long is {n} {b} in {s}?"
+        "How many {s} are {n} {b}?|Convert {n} {b} to {s}.|{n} {b} in {s}|What is {n} {b} in {s}?|How many {s} are in "
+        "{n} {b}?|How many {s} is {n} {b}?|How many {s} does {n} {b} have?|Turn {n} {b} into {s}.|{n} {b} = ? {s}|How "
+        "long is {n} {b} in {s}?"
     )
     ask = _ask(rng, phrases.replace("|How long is {n} {b} in {s}?", "") if factor > 60 else phrases, s=parts, b=many, n=n)
     lines = [f"{big}->{small} *{factor}" if effort == "low" else f"One {big} is {factor} {parts}, so {n}*{factor}."]
@@ -248,4 +280,6 @@ def units(rng: Random, effort: str) -> Problem:
     if zeros:
         lines.append(f"{n * int(digits)} and {zeros}: {answer}")
     verb = "is" if n == 1 else "are"
-    return Problem(f"units {n} {big} {small}", ask, "\n".join(lines), f"{n} {many} {verb} {answer} {parts}.", str(answer), answer)
+    return Problem(
+        f"units {n} {big} {small}", ask, ("\n").join(lines), f"{n} {many} {verb} {answer} {parts}.", str(answer), answer
+    )

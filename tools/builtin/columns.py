@@ -85,7 +85,11 @@ def multiply(a: int, b: int, effort: str) -> str:
         ones, tens = b % 10, b // 10
         parts = [multiply(a, ones, effort), multiply(a, tens, effort), f"{a * tens} and 0: {a * tens * 10}"]
         parts.append(add(a * ones, a * tens * 10, effort))
-        head = {"low": f"{a}*{b}", "medium": f"{b} is {tens} tens and {ones}: {a}*{b}", "high": f"I need {a} times {b}. {b} is {tens} tens and {ones}."}
+        head = {
+            "low": f"{a}*{b}",
+            "medium": f"{b} is {tens} tens and {ones}: {a}*{b}",
+            "high": f"I need {a} times {b}. {b} is {tens} tens and {ones}.",
+        }
         return "\n".join([head[effort], *parts])
     head_of = {"low": "", "medium": "Multiply by columns: ", "high": f"I need {a} times {b}. Digit by digit: "}
     return f"{head_of[effort]}{a}*{b}\n{_lines(_multiply_steps(a, b), effort)}"
@@ -99,7 +103,11 @@ def divide(a: int, digit: int, effort: str) -> str:
         done += str(now // digit)
         column = f"{now}/{digit}={now // digit} rest {now % digit}"
         lines.append(
-            {"low": f"{column} {done}", "medium": f"Take {column}, so {done}", "high": f"Digit {i + 1}: {column}. Digits so far: {done}"}[effort]
+            {
+                "low": f"{column} {done}",
+                "medium": f"Take {column}, so {done}",
+                "high": f"Digit {i + 1}: {column}. Digits so far: {done}",
+            }[effort]
         )
         rest = now % digit
     head = {"low": "", "medium": "Divide from the left: ", "high": f"I need {a} divided by {digit}. Digit by digit: "}[effort]
@@ -118,7 +126,9 @@ def compare(a: int, b: int, effort: str) -> str:
     if effort == "medium":
         return f"Same length: {left} and {right}\nDigits from the left: {', '.join(steps)}\nSo {verdict}."
     lines = "\n".join(f"Digit {i + 1}: {step}" for i, step in enumerate(steps))
-    return f"I compare {a} and {b}. Same length: {left} and {right}\n{lines}\nThe first digits that differ decide. So {verdict}."
+    return (
+        f"I compare {a} and {b}. Same length: {left} and {right}\n{lines}\nThe first digits that differ decide. So {verdict}."
+    )
 
 
 def select(numbers: list[int], down: bool, effort: str, times: int | None = None) -> str:
@@ -131,6 +141,10 @@ def select(numbers: list[int], down: bool, effort: str, times: int | None = None
         taken = max(left) if down else min(left)
         left.remove(taken)
         rest = " ".join(left) or "-"
-        shown = {"low": f"{taken}: {rest}", "medium": f"{end} {taken}: {rest}", "high": f"Step {i + 1}: the {end} is {taken}. Left: {rest}"}
+        shown = {
+            "low": f"{taken}: {rest}",
+            "medium": f"{end} {taken}: {rest}",
+            "high": f"Step {i + 1}: the {end} is {taken}. Left: {rest}",
+        }
         lines.append(shown[effort])
     return "\n".join(lines)

@@ -21,9 +21,7 @@ Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]] 
 
 
 def prompt_ids(made: Example, tokenizer: Tokenizer) -> list[int]:
-    return render(
-        made.messages, tokenizer, tools=made.tools or None, reasoning_effort=made.effort, current_date=made.date
-    )
+    return render(made.messages, tokenizer, tools=made.tools or None, reasoning_effort=made.effort, current_date=made.date)
 
 
 def answer_ids(made: Example, tokenizer: Tokenizer) -> list[int]:

@@ -44,7 +44,10 @@ def declare(rng: Random, names: str, descriptions: str, fields: dict[str, Schema
     required = {"required": list(properties)} if rng.random() < 0.9 else {}
     parameters = {"type": "object", "properties": properties} | required
     description = rng.choice(descriptions.split("|"))
-    return {"type": "function", "function": {"name": identifier(rng, names), "description": description, "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": identifier(rng, names), "description": description, "parameters": parameters},
+    }
 
 
 def _ask(rng: Random, phrases: str, **values: object) -> str:
@@ -61,21 +64,30 @@ def _place_field(rng: Random) -> tuple[str, dict[str, Schema]]:
 def weather(rng: Random) -> Use:
     place = city(rng)
     field, fields = _place_field(rng)
-    names = "get_weather get_weather weather current_weather get_current_weather fetch_weather weather_at lookup_weather forecast"
-    says = "Get the weather for a city.|Get the current weather.|Current weather at a place|Returns the weather of a city|Weather report"
+    names = (
+        "get_weather get_weather weather current_weather get_current_weather fetch_weather weather_at lookup_weather forecast"
+    )
+    says = (
+        "Get the weather for a city.|Get the current weather.|Current weather at a place|Returns the weather of a city|"
+        "Weather report"
+    )
     unit: dict[str, Any] = {}
     if rng.random() < 0.2:
         fields["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
         unit = {"unit": "celsius"}
     degrees, sky = rng.randint(-9, 39), rng.choice(SKIES)
-    warm, look = rng.choice(("temperature", "temp", "degrees", "celsius")), rng.choice(("condition", "sky", "weather", "conditions"))
+    warm, look = (
+        rng.choice(("temperature", "temp", "degrees", "celsius")),
+        rng.choice(("condition", "sky", "weather", "conditions")),
+    )
     result = json.dumps(_shuffled(rng, {warm: degrees, look: sky}))
     if rng.random() < 0.2:
         result = f"{degrees} degrees, {sky}"
     phrases = (
-        "What is the weather in {c}?|How is the weather in {c}?|weather in {c}|What's the weather like in {c}?|Is it raining in {c}?|"
-        "Tell me the weather in {c}.|What is the weather like in {c} today?|How warm is it in {c}?|Is it sunny in {c}?|How cold is it in {c}?|"
-        "Check the weather in {c}.|What is the temperature in {c}?|Do I need a coat in {c}?|Look up the weather for {c}.|Weather for {c}, please."
+        "What is the weather in {c}?|How is the weather in {c}?|weather in {c}|What's the weather like in {c}?|Is it "
+        "raining in {c}?|Tell me the weather in {c}.|What is the weather like in {c} today?|How warm is it in {c}?|Is it "
+        "sunny in {c}?|How cold is it in {c}?|Check the weather in {c}.|What is the temperature in {c}?|Do I need a coat "
+        "in {c}?|Look up the weather for {c}.|Weather for {c}, please."
     )
     answer = f"It is {degrees} degrees and {sky} in {place}."
     tool = declare(rng, names, says, fields)
@@ -89,7 +101,11 @@ def clock(rng: Random) -> Use:
     field, fields = _place_field(rng)
     time = f"{rng.randint(0, 23):02}:{rng.randint(0, 59):02}"
     result = time if rng.random() < 0.3 else json.dumps({rng.choice(("time", "local_time", "now")): time})
-    ask = _ask(rng, "What time is it in {c}?|Tell me the time in {c}.|What is the local time in {c}?|time in {c}|How late is it in {c}?", c=place)
+    ask = _ask(
+        rng,
+        "What time is it in {c}?|Tell me the time in {c}.|What is the local time in {c}?|time in {c}|How late is it in {c}?",
+        c=place,
+    )
     names = "get_time get_time local_time current_time clock time_in world_clock"
     tool = declare(rng, names, "Get the time in a city.|Local time of a place|Returns the current time.|World clock", fields)
     return Use(f"clock {place} {time}", ask, tool, "the time", {field: place}, result, time, f"It is {time} in {place}.")
@@ -100,10 +116,19 @@ def price(rng: Random) -> Use:
     field = identifier(rng, "item product name article item product", 0.15)
     cost = rng.randint(1, 999)
     result = str(cost) if rng.random() < 0.3 else json.dumps({rng.choice(("price", "cost", "amount")): cost})
-    ask = _ask(rng, "What do {i} cost?|What is the price of {i}?|How much are {i}?|price of {i}|Tell me the price of {i}.", i=item)
+    ask = _ask(
+        rng, "What do {i} cost?|What is the price of {i}?|How much are {i}?|price of {i}|Tell me the price of {i}.", i=item
+    )
     names = "get_price get_price price lookup_price price_of product_price find_price"
-    tool = declare(rng, names, "Get the price of a product.|Price of an item|Returns what an item costs.|Look up a price", {field: {"type": "string", "description": "The product"}})
-    return Use(f"price {item} {cost}", ask, tool, "the price", {field: item}, result, str(cost), f"The price of {item} is {cost}.")
+    tool = declare(
+        rng,
+        names,
+        "Get the price of a product.|Price of an item|Returns what an item costs.|Look up a price",
+        {field: {"type": "string", "description": "The product"}},
+    )
+    return Use(
+        f"price {item} {cost}", ask, tool, "the price", {field: item}, result, str(cost), f"The price of {item} is {cost}."
+    )
 
 
 def order(rng: Random) -> Use:
@@ -111,9 +136,16 @@ def order(rng: Random) -> Use:
     field = identifier(rng, "order_id id number order order_id", 0.15)
     status = rng.choice(("shipped", "open", "paid", "lost", "delivered", "late", "packed"))
     result = status if rng.random() < 0.3 else json.dumps({rng.choice(("status", "state")): status})
-    ask = _ask(rng, "Where is order {n}?|What is the status of order {n}?|Check order {n}.|status of order {n}|Track order {n}.", n=n)
+    ask = _ask(
+        rng, "Where is order {n}?|What is the status of order {n}?|Check order {n}.|status of order {n}|Track order {n}.", n=n
+    )
     names = "get_order get_order order_status track_order find_order check_order"
-    tool = declare(rng, names, "Get the status of an order.|Track an order|Returns the state of an order.", {field: {"type": "integer", "description": "Number of the order"}})
+    tool = declare(
+        rng,
+        names,
+        "Get the status of an order.|Track an order|Returns the state of an order.",
+        {field: {"type": "integer", "description": "Number of the order"}},
+    )
     return Use(f"order {n} {status}", ask, tool, "the order", {field: n}, result, status, f"Order {n} is {status}.")
 
 
@@ -123,12 +155,26 @@ def calculator(rng: Random) -> Use:
     field = identifier(rng, "expression expr formula expression input", 0.15)
     result = str(total) if rng.random() < 0.5 else json.dumps({rng.choice(("result", "value", "answer")): total})
     names = "calculator calculator calculate compute calc evaluate math eval_expression"
-    says = "Evaluate an expression.|A calculator|Computes the value of an expression.|Do arithmetic|Calculate something|Use it to calculate."
+    says = (
+        "Evaluate an expression.|A calculator|Computes the value of an expression.|Do arithmetic|Calculate something|Use "
+        "it to calculate."
+    )
     tool = declare(rng, names, says, {field: {"type": "string", "description": "Such as 1+2"}})
     shown = expression if rng.random() < 0.6 else expression.replace(" ", "")
-    question = _ask(rng, "What is {e}?|{e}|Compute {e}.|How much is {e}?|Calculate {e}.|{e} = ?|Use the tool to compute {e}.", e=shown)
+    question = _ask(
+        rng, "What is {e}?|{e}|Compute {e}.|How much is {e}?|Calculate {e}.|{e} = ?|Use the tool to compute {e}.", e=shown
+    )
     key = f"calc {expression}"
-    return Use(key, question, tool, "a calculation", {field: expression.replace(" ", "")}, result, str(total), f"{expression} = {total}.")
+    return Use(
+        key,
+        question,
+        tool,
+        "a calculation",
+        {field: expression.replace(" ", "")},
+        result,
+        str(total),
+        f"{expression} = {total}.",
+    )
 
 
 def _expression(rng: Random) -> str:
@@ -136,7 +182,9 @@ def _expression(rng: Random) -> str:
     if rng.random() < 0.6:
         return f"{number(rng)} {rng.choice('+-*')} {number(rng)}"
     size = rng.choice((2, 3, 3, 4))
-    numbers = [str(rng.randint(1, 999)) if rng.random() < 0.8 else f"{rng.randint(1, 99)}.{rng.randint(1, 9)}" for _ in range(size)]
+    numbers = [
+        str(rng.randint(1, 999)) if rng.random() < 0.8 else f"{rng.randint(1, 99)}.{rng.randint(1, 9)}" for _ in range(size)
+    ]
     return numbers[0] + "".join(f" {rng.choice('+-*/')} {each}" for each in numbers[1:])
 
 
@@ -152,18 +200,50 @@ def two_numbers(rng: Random) -> Use:
     total = a + b if sign == "+" else a * b
     first, second = rng.choice((("a", "b"), ("x", "y"), ("first", "second"), ("left", "right")))
     tool = declare(rng, names, says, {name: {"type": rng.choice(("number", "integer"))} for name in (first, second)})
-    ask = _ask(rng, "What is {a} {s} {b}?|{a} {s} {b}|How much is {a} {v} {b}?|Compute {a} {s} {b}.|{a}{s}{b}", a=a, b=b, s=sign, v=verb)
+    ask = _ask(
+        rng,
+        "What is {a} {s} {b}?|{a} {s} {b}|How much is {a} {v} {b}?|Compute {a} {s} {b}.|{a}{s}{b}",
+        a=a,
+        b=b,
+        s=sign,
+        v=verb,
+    )
     result = str(total) if rng.random() < 0.5 else json.dumps({"result": total})
-    return Use(f"two {a} {sign} {b}", ask, tool, "a calculation", {first: a, second: b}, result, str(total), f"{a} {sign} {b} = {total}.")
+    return Use(
+        f"two {a} {sign} {b}",
+        ask,
+        tool,
+        "a calculation",
+        {first: a, second: b},
+        result,
+        str(total),
+        f"{a} {sign} {b} = {total}.",
+    )
 
 
 def timer(rng: Random) -> Use:
     n = rng.randint(1, 240)
     field = identifier(rng, "minutes duration minutes length", 0.15)
-    tool = declare(rng, "set_timer timer start_timer countdown", "Set a timer.|Start a timer for some minutes.|Timer", {field: {"type": "integer", "description": "Minutes"}})
-    ask = _ask(rng, "Set a timer for {n} minutes.|Start a timer of {n} minutes.|timer {n} minutes|Set the timer to {n} minutes.", n=n)
+    tool = declare(
+        rng,
+        "set_timer timer start_timer countdown",
+        "Set a timer.|Start a timer for some minutes.|Timer",
+        {field: {"type": "integer", "description": "Minutes"}},
+    )
+    ask = _ask(
+        rng, "Set a timer for {n} minutes.|Start a timer of {n} minutes.|timer {n} minutes|Set the timer to {n} minutes.", n=n
+    )
     result = rng.choice(('{"ok": true}', "ok", '{"status": "started"}', "done"))
-    return Use(f"timer {n} {rng.randrange(4)}", ask, tool, "a timer", {field: n}, result, "it runs", f"The timer is set to {n} minutes.")
+    return Use(
+        f"timer {n} {rng.randrange(4)}",
+        ask,
+        tool,
+        "a timer",
+        {field: n},
+        result,
+        "it runs",
+        f"The timer is set to {n} minutes.",
+    )
 
 
 def search(rng: Random) -> Use:
@@ -171,7 +251,12 @@ def search(rng: Random) -> Use:
     field = identifier(rng, "query q text search_term query", 0.15)
     found = " ".join(any_word(rng, 8) for _ in range(rng.choice((1, 2, 3, 4))))
     result = found if rng.random() < 0.4 else json.dumps({rng.choice(("result", "text", "found")): found})
-    tool = declare(rng, "search search_web web_search find lookup", "Search the web.|Find something on the web.|Web search", {field: {"type": "string", "description": "What to search"}})
+    tool = declare(
+        rng,
+        "search search_web web_search find lookup",
+        "Search the web.|Find something on the web.|Web search",
+        {field: {"type": "string", "description": "What to search"}},
+    )
     ask = _ask(rng, "Search for {w}.|Search the web for {w}.|Find {w} on the web.|search {w}|Look for {w} on the web.", w=what)
     return Use(f"search {what}", ask, tool, "a search", {field: what}, result, found, f"I found: {found}.")
 

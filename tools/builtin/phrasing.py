@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from random import Random
 
-from tools.builtin.words import NUMERALS
+from tools.builtin.words import NUMERALS, listed
+
+
+def split(phrases: str) -> list[str]:
+    """Phrases with a bar between them."""
+    return phrases.split("|")
+
 
 STARTERS = set(
-    ["What", "How", "Which", "Is", "Add", "Please", "Compute", "Calculate", "Subtract", "Multiply", "Sort", "Put", "Order", "Reverse", "Spell", "Write", "Turn", "Count", "Convert", "Tell", "Look", "Find", "Who", "Can", "Do", "Does", "Today", "If", "Sum", "Divide", "Compare", "Now", "And", "Take", "Where", "Check", "Will", "When", "Why", "Explain", "Give", "Search", "Set", "Should", "Are", "Sing", "Draw", "Recommend", "Summarize", "Translate", "One", "Double", "Could", "Would", "I", "Say", "Show", "Name", "My", "The"]
+    listed(
+        "What How Which Is Add Please Compute Calculate Subtract Multiply Sort Put Order Reverse Spell Write Turn Count "
+        "Convert Tell Look Find Who Can Do Does Today If Sum Divide Compare Now And Take Where Check Will When Why "
+        "Explain Give Search Set Should Are Sing Draw Recommend Summarize Translate One Double Could Would I Say Show "
+        "Name My The"
+    )
 )
-BEFORE = ["Hi! ", "Hello, ", "Hi, ", "Hey, ", "Hello! ", "Please tell me: ", "Quick question: ", "Question: ", "Can you help me? ", "Tell me: ", "Ok, ", "Next: ", "So, ", "Good morning! ", "I have a question. ", "Thanks! ", "Great. ", "Dear model, ", "One more: "]
-AFTER = [" Thanks!", " Please.", " please", " Thank you.", " Quickly.", " thanks", " Can you do that?", " I need it for school."]
+BEFORE = split(
+    "Hi! |Hello, |Hi, |Hey, |Hello! |Please tell me: |Quick question: |Question: |Can you help me? |Tell me: |Ok, "
+    "|Next: |So, |Good morning! |I have a question. |Thanks! |Great. |Dear model, |One more: "
+)
+AFTER = split(" Thanks!| Please.| please| Thank you.| Quickly.| thanks| Can you do that?| I need it for school.")
 
 
 def vary(rng: Random, ask: str) -> str:
@@ -34,7 +48,9 @@ def politely(rng: Random, command: str) -> str:
     if rng.random() < 0.7:
         return command
     inner = command[0].lower() + command[1:].rstrip(".")
-    return rng.choice(("Please {c}.", "Can you {c}?", "Could you {c} please?", "Can you {c} please?", "I want you to {c}.")).format(c=inner)
+    return rng.choice(
+        ("Please {c}.", "Can you {c}?", "Could you {c} please?", "Can you {c} please?", "I want you to {c}.")
+    ).format(c=inner)
 
 
 def numeral(n: int, spelled: bool) -> str:

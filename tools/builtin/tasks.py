@@ -89,7 +89,8 @@ def _draw(rng: Random, task: str, effort: str) -> Example:
     messages = _earlier(rng, date, messages, style) if rng.random() < 0.2 else messages
     tools = []
     if rng.random() < 0.1:  # tools that are no help here
-        tools = [functions.FAMILIES["order" if task == "small_talk" else rng.choice(("weather", "clock", "order", "timer"))](rng).tool]
+        family = "order" if task == "small_talk" else rng.choice(("weather", "clock", "order", "timer"))
+        tools = [functions.FAMILIES[family](rng).tool]
     return Example(task, problem.key, effort, date, messages, problem.think, answer, None, tools, problem.held_out)
 
 
@@ -103,13 +104,42 @@ def _dress(rng: Random, problem: Problem, style: str) -> tuple[list[Message], st
     if style == "short" and problem.short:
         answer = problem.short
         instruction = rng.choice(
-            ["Answer with the result only.", "Give only the answer.", "Only the result, please.", "Just the answer, no words around it.", "Reply with the bare answer.", "Answer only with the value.", "Only give the result.", "Just give the result.", "Answer only.", "Reply with nothing but the answer.", "No explanation, just the answer.", "Give just the result.", "Answer with the number only.", "Answer with one word or number.", "Reply only with the answer."]
+            [
+                "Answer with the result only.",
+                "Give only the answer.",
+                "Only the result, please.",
+                "Just the answer, no words around it.",
+                "Reply with the bare answer.",
+                "Answer only with the value.",
+                "Only give the result.",
+                "Just give the result.",
+                "Answer only.",
+                "Reply with nothing but the answer.",
+                "No explanation, just the answer.",
+                "Give just the result.",
+                "Answer with the number only.",
+                "Answer with one word or number.",
+                "Reply only with the answer.",
+            ]
         )
     elif style == "json":
         key = rng.choice(KEYS) if rng.random() < 0.75 else word(rng, 3, 7)
         answer = json.dumps({key: problem.value})
         instruction = rng.choice(
-            ['Answer in JSON with the key "{k}".', 'Reply with a JSON object that has the key "{k}".', 'Answer as JSON: {{"{k}": ...}}', 'Give your answer as JSON with one key, "{k}".', 'Respond in JSON, key "{k}".', 'Use JSON with the key {k}.', 'Return JSON: {{"{k}": <answer>}}', 'Reply in JSON like {{"{k}": ...}}.', 'Output a JSON object with the field "{k}".', 'Answer only with JSON of the form {{"{k}": value}}.', 'I want JSON with a "{k}" key.', 'Format: {{"{k}": ...}}']
+            [
+                'Answer in JSON with the key "{k}".',
+                'Reply with a JSON object that has the key "{k}".',
+                'Answer as JSON: {{"{k}": ...}}',
+                'Give your answer as JSON with one key, "{k}".',
+                'Respond in JSON, key "{k}".',
+                "Use JSON with the key {k}.",
+                'Return JSON: {{"{k}": <answer>}}',
+                'Reply in JSON like {{"{k}": ...}}.',
+                'Output a JSON object with the field "{k}".',
+                'Answer only with JSON of the form {{"{k}": value}}.',
+                'I want JSON with a "{k}" key.',
+                'Format: {{"{k}": ...}}',
+            ]
         ).format(k=key)
     ask, system = problem.ask, ""
     if rng.random() < 0.35:
@@ -127,9 +157,34 @@ def _dress(rng: Random, problem: Problem, style: str) -> tuple[list[Message], st
 
 def _filler(rng: Random) -> str:
     """Instructions that ask for nothing that would change an answer."""
-    sentences = ["You are a helpful assistant.", "Be polite.", "Be brief and clear.", "You work for {c}.", "Answer the questions of the user.", "Your name is {n}.", "Be friendly.", "You are an assistant of the {n} company.", "Think before you answer.", "The user is from {c}.", "Answer in English.", "Do not make mistakes.", "You help pupils with their homework.", "You are {n}.", "You are a {w} assistant.", "Always be {w}.", "You are an expert in {w}.", "Today we talk about {w}.", "Keep it short.", "Never talk about {w}.", "You are a tutor.", "You love {w} and {v}."]
-    chosen = rng.sample(sentences, rng.choice((1, 1, 2, 3)))
-    return " ".join(each.format(c=city(rng), n=word(rng, 3, 7).capitalize(), w=any_word(rng, 8), v=any_word(rng, 8)) for each in chosen)
+    sentences = [
+        "You are a helpful assistant.",
+        "Be polite.",
+        "Be brief and clear.",
+        "You work for {c}.",
+        "Answer the questions of the user.",
+        "Your name is {n}.",
+        "Be friendly.",
+        "You are an assistant of the {n} company.",
+        "Think before you answer.",
+        "The user is from {c}.",
+        "Answer in English.",
+        "Do not make mistakes.",
+        "You help pupils with their homework.",
+        "You are {n}.",
+        "You are a {w} assistant.",
+        "Always be {w}.",
+        "You are an expert in {w}.",
+        "Today we talk about {w}.",
+        "Keep it short.",
+        "Never talk about {w}.",
+        "You are a tutor.",
+        "You love {w} and {v}.",
+    ]
+    chosen = rng.sample(sentences, rng.choice((1, 1, 2, 3)) if rng.random() < 0.93 else rng.randint(4, 10))
+    return " ".join(
+        each.format(c=city(rng), n=word(rng, 3, 7).capitalize(), w=any_word(rng, 8), v=any_word(rng, 8)) for each in chosen
+    )
 
 
 def _earlier(rng: Random, date: str, messages: list[Message], style: str = "plain") -> list[Message]:
@@ -165,7 +220,9 @@ def _asked_again(rng: Random, messages: list[Message], use: functions.Use) -> tu
     """The same tool was used a turn before, for another place."""
     fresh = functions.weather(rng)
     place, key = fresh.place, next(name for name, value in use.arguments.items() if value == use.place)
-    ask = vary(rng, rng.choice(("And in {c}?", "What about {c}?", "and {c}", "And {c}?", "Now {c}.", fresh.ask)).format(c=place))
+    ask = vary(
+        rng, rng.choice(("And in {c}?", "What about {c}?", "and {c}", "And {c}?", "Now {c}.", fresh.ask)).format(c=place)
+    )
     again = replace(fresh, tool=use.tool, arguments=use.arguments | {key: place}, ask=ask)
     done = [*_call_messages(use, json.dumps(use.arguments), 0), {"role": "assistant", "content": use.answer}]
     return [*messages, *done, {"role": "user", "content": ask}], again
@@ -216,9 +273,17 @@ def _continued(rng: Random, effort: str, total: int, kind: str, other: int) -> t
     if total < 0:  # adding to a negative number is a difference turned around
         kind, other = "+", max(other, -total)
     phrases = {
-        "+": "Now add {n}.|And plus {n}?|Add {n} to that.|plus {n}|What if I add {n}?|+ {n}|And {n} more?|Add {n}.|add {n} to it",
-        "-": "Now subtract {n}.|And minus {n}?|Take {n} away from that.|minus {n}|What if I subtract {n}?|- {n}|Subtract {n}.|And {n} less?",
-        "*": "Now multiply by {n}.|And times {n}?|Multiply that by {n}.|times {n}|* {n}|What if I multiply it by {n}?|Multiply it by {n}.",
+        "+": (
+            "Now add {n}.|And plus {n}?|Add {n} to that.|plus {n}|What if I add {n}?|+ {n}|And {n} more?|Add {n}.|add {n} to it"
+        ),
+        "-": (
+            "Now subtract {n}.|And minus {n}?|Take {n} away from that.|minus {n}|What if I subtract {n}?|- {n}|Subtract "
+            "{n}.|And {n} less?"
+        ),
+        "*": (
+            "Now multiply by {n}.|And times {n}?|Multiply that by {n}.|times {n}|* {n}|What if I multiply it by {n}?|"
+            "Multiply it by {n}."
+        ),
     }
     ask = vary(rng, rng.choice(phrases[kind].split("|")).format(n=other))
     if kind == "*":

@@ -8,13 +8,22 @@ from random import Random
 
 from tools.builtin.phrasing import politely, vary
 from tools.builtin.problem import Problem
-from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, NOUNS, QUALITIES, VERBS, name_word, word
+from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, NOUNS, NUMERALS, QUALITIES, SMALL, VERBS, name_word, word
 
-LISTED = [*ITEMS, *COLOURS, *NOUNS, *VERBS, *QUALITIES, *(each.lower() for each in DAYS)]  # whose spelling must be learnt
+LISTED = [
+    *ITEMS,
+    *COLOURS,
+    *NOUNS,
+    *VERBS,
+    *QUALITIES,
+    *NUMERALS,
+    *SMALL,
+    *(each.lower() for each in DAYS),
+]  # whose spelling must be learnt
 
 
 def _some_word(rng: Random, longest: int) -> str:
-    made = rng.choice([each for each in LISTED if len(each) > 2]) if rng.random() < 0.2 else word(rng, 3, longest)
+    made = rng.choice([each for each in LISTED if len(each) > 2]) if rng.random() < 0.3 else word(rng, 3, longest)
     return made.capitalize() if rng.random() < 0.12 else made
 
 
@@ -31,11 +40,11 @@ def count(rng: Random, effort: str) -> Problem:
     spelled = text.lower()
     letter = rng.choice(spelled) if rng.random() < 0.85 else rng.choice("abcdefghijklmnopqrstuvwxyz")
     phrases = (
-        'How many "{c}" are in "{w}"?|How many times does {c} appear in {w}?|How many letters {c} are in {w}?|'
-        "How many {c}s are in {w}?|How many {c}'s are in {w}?|Count the letter {c} in {w}.|How many {c} are there in {w}?|"
-        'How often does the letter "{c}" occur in the word "{w}"?|How many {c} in {w}?|How many {c}\'s are in the word {w}?|'
-        "Count the {c}'s in {w}.|How many {c}'s does {w} have?|How often is {c} in {w}?|How many {c}s in {w}?|Number of {c} in {w}?|"
-        'How many times is the letter {c} in "{w}"?|How many {c}\'s in the word "{w}"?'
+        'How many "{c}" are in "{w}"?|How many times does {c} appear in {w}?|How many letters {c} are in {w}?|How many '
+        "{c}s are in {w}?|How many {c}'s are in {w}?|Count the letter {c} in {w}.|How many {c} are there in {w}?|How "
+        'often does the letter "{c}" occur in the word "{w}"?|How many {c} in {w}?|How many {c}\'s are in the word {w}?|'
+        "Count the {c}'s in {w}.|How many {c}'s does {w} have?|How often is {c} in {w}?|How many {c}s in {w}?|Number of "
+        '{c} in {w}?|How many times is the letter {c} in "{w}"?|How many {c}\'s in the word "{w}"?'
     )
     ask = _ask(rng, phrases, c=letter.upper() if rng.random() < 0.1 else letter, w=text)
     runs = [spelled[: i + 1].count(letter) for i in range(len(text))]
@@ -74,9 +83,10 @@ def reverse(rng: Random, effort: str) -> Problem:
     text = _some_word(rng, 12)
     phrases = (
         'Reverse the word "{w}".|Reverse {w}.|What is {w} spelled backwards?|Spell {w} backwards.|Write "{w}" backwards.|'
-        "Turn the word {w} around.|Reverse the word {w}.|What is {w} in reverse?|Write {w} backwards.|Write {w} in reverse.|"
-        "What is the reverse of {w}?|{w} backwards|{w} reversed|Reverse the letters of {w}.|Reverse the string {w}.|reverse: {w}|"
-        "Say {w} backwards.|How do you spell {w} backwards?|What does {w} read backwards?|Spell the word {w} in reverse."
+        "Turn the word {w} around.|Reverse the word {w}.|What is {w} in reverse?|Write {w} backwards.|Write {w} in "
+        "reverse.|What is the reverse of {w}?|{w} backwards|{w} reversed|Reverse the letters of {w}.|Reverse the string "
+        "{w}.|reverse: {w}|Say {w} backwards.|How do you spell {w} backwards?|What does {w} read backwards?|Spell the "
+        "word {w} in reverse."
     )
     ask = _ask(rng, phrases, w=text)
     there = [f"{i + 1}{c}" for i, c in enumerate(text)]
@@ -108,32 +118,49 @@ def days(rng: Random, effort: str, date: str) -> Problem:
         think = f"Weeks change nothing: {head}, so {rest} days {'back' if back else 'on'}: {numbered}"
     else:
         rows = "\n".join(f"{i} of {rest}: {each}" for i, each in enumerate(path))
-        think = f"I start at {day} and go {n} days {'back' if back else 'on'}. A week is 7 days: {head}. So {rest} are left.\n{rows}"
+        way = "back" if back else "on"
+        think = f"I start at {day} and go {n} days {way}. A week is 7 days: {head}. So {rest} are left.\n{rows}"
     return Problem(f"days {start} {n} {back}", ask, think, f"It is {end}.", end, end)
 
 
 def _day_phrases(n: int, back: bool) -> str:
     if n == 1 and back:
-        return "What day comes before {d}?|Today is {d}. What day was yesterday?|Which day is before {d}?|What is the day before {d}?"
+        return (
+            "What day comes before {d}?|Today is {d}. What day was yesterday?|Which day is before {d}?|What is the day "
+            "before {d}?"
+        )
     if n == 1:
-        return "What day comes after {d}?|Today is {d}. What day is tomorrow?|Which day is after {d}?|If today is {d}, what day is tomorrow?"
+        return (
+            "What day comes after {d}?|Today is {d}. What day is tomorrow?|Which day is after {d}?|If today is {d}, what "
+            "day is tomorrow?"
+        )
     if back:
         return (
-            "What day is {n} days before {d}?|Which weekday is {n} days before {d}?|{n} days before {d}?|{d} minus {n} days|"
-            "Today is {d}. What day was it {n} days ago?|What day was it {n} days before {d}?|If today is {d}, what was {n} days ago?"
+            "What day is {n} days before {d}?|Which weekday is {n} days before {d}?|{n} days before {d}?|{d} minus {n} "
+            "days|Today is {d}. What day was it {n} days ago?|What day was it {n} days before {d}?|If today is {d}, what "
+            "was {n} days ago?"
         )
     return (
         "What day is {n} days after {d}?|Which weekday is {n} days after {d}?|{n} days after {d}?|{d} plus {n} days|"
-        "Today is {d}. What day is it in {n} days?|If today is {d}, which day is it {n} days from now?|What is {n} days after {d}?|"
-        "What day is it {n} days after {d}?|What day of the week is {n} days after {d}?|It is {d}. What day will it be in {n} days?"
+        "Today is {d}. What day is it in {n} days?|If today is {d}, which day is it {n} days from now?|What is {n} days "
+        "after {d}?|What day is it {n} days after {d}?|What day of the week is {n} days after {d}?|It is {d}. What day "
+        "will it be in {n} days?"
     )
 
 
 def _today(rng: Random, effort: str, date: str) -> Problem:
     kind, words = rng.choice(
         (
-            ("date", "What is today's date?|What date is it today?|What is the date?|Which date is today?|What is the current date?|What's the date today?|today's date"),
-            ("year", "What year is it?|Which year is it now?|What is the current year?|What year is it today?|Which year do we have?"),
+            (
+                "date",
+                "What is today's date?|What date is it today?|What is the date?|Which date is today?|What is the current "
+                "date?|What's the date today?|today's date",
+            ),
+            (
+                "year",
+                "What year is it?|Which year is it now?|What is the current year?|What year is it today?|Which year do "
+                "we have?",
+            ),
             ("month", "What month is it?|Which month is it now?|What is the current month?|What number does this month have?"),
         )
     )
@@ -151,7 +178,20 @@ def random_date(rng: Random) -> str:
     return (datetime.date(2024, 1, 1) + datetime.timedelta(days=rng.randrange(365 * 8))).isoformat()
 
 
-LIST_FORMS = (": /\n", ": /, ", " = /\n", " / , ", " is /, ", " - /\n", " costs /; ", " has /, ", ",/\n", ":/ ", " -> /\n", "=/, ")
+LIST_FORMS = (
+    ": /\n",
+    ": /, ",
+    " = /\n",
+    " / , ",
+    " is /, ",
+    " - /\n",
+    " costs /; ",
+    " has /, ",
+    ",/\n",
+    ":/ ",
+    " -> /\n",
+    "=/, ",
+)
 
 
 def make_list(rng: Random) -> tuple[str, dict[str, str]]:
@@ -172,7 +212,16 @@ def look_up(rng: Random, effort: str) -> Problem:
     listed, entries = make_list(rng)
     question, key, think, sentence, short = ask_list(rng, effort, entries)
     ask = f"{listed}\n{question}" if rng.random() < 0.7 else f"{question}\n{listed}"
-    heads = ("List:\n", "Here is a list:\n", "I have this list: ", "Look at this list:\n", "Prices:\n", "Given:\n", "Data: ", "Our prices are:\n")
+    heads = (
+        "List:\n",
+        "Here is a list:\n",
+        "I have this list: ",
+        "Look at this list:\n",
+        "Prices:\n",
+        "Given:\n",
+        "Data: ",
+        "Our prices are:\n",
+    )
     context = ""
     if rng.random() < 0.3:
         ask = rng.choice(heads) + ask
@@ -191,9 +240,13 @@ def ask_list(rng: Random, effort: str, entries: dict[str, str]) -> tuple[str, st
         key = name_word(rng)
     phrases = (
         "What is the value of {k}?|What does the list say about {k}?|{k}?|Look up {k}.|What is {k}?|Which value has {k}?|"
-        "Find {k} in the list.|Tell me the value for {k}.|What about {k}?|What is the value for {k}?|Give me {k}.|What does {k} have?|"
+        "Find {k} in the list.|Tell me the value for {k}.|What about {k}?|What is the value for {k}?|Give me {k}.|What "
+        "does {k} have?|"
     )
-    counted = "How many {k} are there?|How many {k} do I have?|How much is {k}?|What does {k} cost?|How much does {k} cost?|How old is {k}?|"
+    counted = (
+        "How many {k} are there?|How many {k} do I have?|How much is {k}?|What does {k} cost?|How much does {k} cost?|"
+        "How old is {k}?|"
+    )
     named = "Which colour is {k}?|What colour is {k}?|Where is {k}?|Where does {k} live?|"
     more = counted if next(iter(entries.values())).isdigit() else named
     question = _ask(rng, (phrases + more).rstrip("|"), k=key)

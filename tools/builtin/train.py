@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from simplellm.text.tokenizer import Tokenizer
 from tools.builtin.data import Batch, batches
 from tools.builtin.export import load_state, save_state, write_config, write_weights
+from tools.builtin.judge import as_text, held_out
 from tools.builtin.model import Model
 from tools.builtin.muon import Muon
-from tools.builtin.score import as_text, held_out, score
+from tools.builtin.score import score
 
-WARM_UP, FALLING = 0.01, 0.5  # parts of the time
+WARM_UP = 0.01  # part of the time
 LONGEST = 2048  # positions for answers: above the rows of training
 EVEN = 0.01  # weight of the loss that keeps all experts in use
 MATRICES = ("q_w", "k_w", "v_w", "o_w", "gate_up", "down")  # what Muon trains; the rest is AdamW's
@@ -40,9 +41,9 @@ def optimisers(model: Model, muon_lr: float, adam_lr: float, fused: bool) -> lis
     return both
 
 
-def rate(progress: float) -> float:
-    """The learning rate's factor at this part of the time."""
-    return min(1.0, progress / WARM_UP + 0.01, max(0.0, (1 - progress) / FALLING))
+def rate(progress: float, falling: float) -> float:
+    """The learning rate's factor at this part of the time; it falls over the last `falling` of it."""
+    return min(1.0, progress / WARM_UP + 0.01, max(0.0, (1 - progress) / falling))
 
 
 def to_device(batch: Batch, device: torch.device) -> tuple[Tensor, ...]:
@@ -56,7 +57,7 @@ class Trainer:
         self.model, self.data = model, data
         self.device = model.embed.device
         self.optimisers = optimisers(model, args.muon_lr, args.adam_lr, self.device.type == "cuda")
-        self.step_number, self.num_tokens = 0, 0
+        self.step_number, self.num_tokens, self.falling = 0, 0, args.falling
         self.loss = model.loss
         if self.device.type == "cuda" and not args.no_compile:
             for layer in model.layers:
@@ -67,7 +68,7 @@ class Trainer:
         tokens, targets, docs = to_device(next(self.data), self.device)
         for optimiser in self.optimisers:
             for group in optimiser.param_groups:
-                group["lr"] = group["full_lr"] * rate(progress)
+                group["lr"] = group["full_lr"] * rate(progress, self.falling)
         x, uneven = self.model(tokens, docs)
         loss = self.loss(x, targets)
         (loss + EVEN * uneven).backward()
@@ -92,7 +93,9 @@ class Trainer:
             if looks and progress > looks[0]:
                 looks.pop(0)
                 table, _ = score(self.model, tokenizer, held_out(20))
-                print(" ".join(f"{task} {'/'.join(f'{v:.0f}' for v in row.values())}" for task, row in table.items()), flush=True)
+                print(
+                    " ".join(f"{task} {'/'.join(f'{v:.0f}' for v in row.values())}" for task, row in table.items()), flush=True
+                )
 
 
 def parse() -> argparse.Namespace:
@@ -106,6 +109,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.003)
+    parser.add_argument("--falling", type=float, default=0.5, help="last part of the time, in which the learning rate falls")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--judge", type=int, default=200, help="held-out problems per task and effort at the end")
     parser.add_argument("--peeks", type=int, default=3)

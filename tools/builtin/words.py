@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from random import Random
 
-def _words(text: str) -> list[str]:
+
+def listed(text: str) -> list[str]:
+    """The words of a text."""
     return text.split()
 
 
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-CITIES = _words(
+CITIES = listed(
     "Paris London Berlin Madrid Rome Vienna Prague Lisbon Oslo Dublin Athens Warsaw Helsinki Budapest Zurich Munich "
     "Milan Tokyo Osaka Seoul Beijing Delhi Mumbai Bangkok Hanoi Sydney Cairo Nairobi Lagos Toronto Boston Chicago "
     "Denver Seattle Houston Miami Lima Bogota Santiago Havana"
 )
-NAMES = _words("Anna Ben Carla David Emma Felix Grace Henry Iris Jack Karl Laura Maria Nina Oscar Paul Rosa Sara Tom Victor")
-ITEMS = _words(
+NAMES = listed("Anna Ben Carla David Emma Felix Grace Henry Iris Jack Karl Laura Maria Nina Oscar Paul Rosa Sara Tom Victor")
+ITEMS = listed(
     "apples pears plums grapes lemons melons cherries bananas oranges carrots onions potatoes tomatoes eggs loaves "
     "cups plates bottles chairs tables lamps books pens pencils boxes keys stamps coins balls hats shoes socks"
 )
-COLOURS = _words("red blue green yellow black white brown purple orange grey pink")
-KEYS = _words("answer result value output solution total reply out data final response sum number text")
-NUMERALS = _words(
+COLOURS = listed("red blue green yellow black white brown purple orange grey pink")
+KEYS = listed("answer result value output solution total reply out data final response sum number text")
+NUMERALS = listed(
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty"
 )
-NOUNS = _words(
+NOUNS = listed(
     "time year people way day man thing woman life child world school state family student group country problem "
     "hand part place case week company system program question work government number night point home water room "
     "mother area money story fact month lot right study book eye job word business issue side kind head house "
@@ -36,7 +38,7 @@ NOUNS = _words(
     "software engine train plane ship bus street road bridge garden kitchen table chair bed window wall floor bread "
     "cheese milk coffee tea sugar salt pepper soup cake apple banana strawberry pear"
 )
-VERBS = _words(
+VERBS = listed(
     "be have do say get make go know take see come think look want give use find tell ask work seem feel try leave "
     "call need become put mean keep let begin help talk turn start show hear play run move like live believe hold "
     "bring happen write provide sit stand lose pay meet include continue set learn change lead understand watch "
@@ -44,17 +46,23 @@ VERBS = _words(
     "serve die send expect build stay fall cut reach kill remain suggest raise pass sell require report decide pull "
     "fix draw paint cook sing dance swim fly drive"
 )
-QUALITIES = _words(
+QUALITIES = listed(
     "good new first last long great little own other old right big high different small large next early young "
     "important few public bad same able happy sad angry hungry tired cold hot warm fast slow easy hard strong weak "
     "rich poor clean dirty deep wide dark light heavy empty full quiet loud sweet bitter famous strange beautiful "
     "dangerous expensive cheap"
 )
-SKIES = _words("sunny cloudy rainy windy foggy snowy stormy clear")
+SMALL = listed(
+    "the and for are but not you all any can her was our out get has him his how its may now say she too use that with this "
+    "from they been call come each here just know like made make many more most much must name only over such take than them "
+    "then time very well what when where which while would could should about after again before there these those count add "
+    "sort reverse spell turn word letter letters number numbers backwards appears answer please today tomorrow"
+)
+SKIES = listed("sunny cloudy rainy windy foggy snowy stormy clear")
 
-ONSETS = _words("b c d f g h j k l m n p r s t v w z br cl dr fl gr kn pl pr sh sl sn sp st str th tr")
-VOWELS = _words("a e i o u a e i o u ea oo ai ee ou")
-CODAS = ["", "", "", *_words("b d g k l m n p r s t x y ck ll mp nd ng nk rd rm rn rt ss st tt")]
+ONSETS = listed("b c d f g h j k l m n p r s t v w z br cl dr fl gr kn pl pr sh sl sn sp st str th tr")
+VOWELS = listed("a e i o u a e i o u ea oo ai ee ou")
+CODAS = ["", "", "", *listed("b d g k l m n p r s t x y ck ll mp nd ng nk rd rm rn rt ss st tt")]
 
 
 def word(rng: Random, shortest: int = 3, longest: int = 10) -> str:
@@ -85,6 +93,9 @@ def name_word(rng: Random) -> str:
 
 
 def city(rng: Random) -> str:
+    """A city, known or not, of one word or two."""
+    if rng.random() < 0.12:
+        return rng.choice(("San ", "New ", "Los ", "Saint ", "Rio ", "Port ", "El ")) + word(rng, 4, 9).capitalize()
     return rng.choice(CITIES) if rng.random() < 0.7 else word(rng, 4, 8).capitalize()
 
 

@@ -1,0 +1,214 @@
+"""Clients that leave, read slowly, send rubbish or are many; engines that fail; draining. Nothing may be left of any of it."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from simplellm import LLM
+from simplellm.generation import Chunk
+from simplellm.request import Logprob
+from simplellm.server.remote import merge
+from simplellm.text.parser import ContentDelta
+from tests.chat import FINAL, THINK, script
+from tests.scripted import scripted_llm
+from tests.server.harness import USER, Served, events, post, wait_for
+
+LONG = {"messages": USER, "max_tokens": 100_000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Served]:
+    """The built-in model, with room for one request's long prompt and few others."""
+    with LLM(device="cpu", progress=False, num_pages=600, max_running=2, token_budget=64) as llm, Served(llm) as served:
+        yield served
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_client_that_leaves_while_tokens_come(real: Served, stream: bool, n: int) -> None:
+    before = real.metric("simplellm:requests_aborted_total")
+    sock = post(real, LONG | {"stream": stream, "n": n})
+    generated = real.metric("vllm:generation_tokens_total")
+    wait_for(lambda: real.metric("vllm:generation_tokens_total") > generated + 3, "no token comes")
+    assert not stream or sock.recv(1)
+    sock.close()
+    real.wait_until_idle()
+    assert real.metric("simplellm:requests_aborted_total") == before + n
+    real.alive()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read(real: Served, stream: bool) -> None:
+    """A long prompt, 64 tokens a step: it leaves after the first steps."""
+    scheduler = real.llm._engine.scheduler
+    sock = post(real, LONG | {"messages": [{"role": "user", "content": "word " * 4000}], "stream": stream})
+    wait_for(lambda: any(request.computed > 0 for request in list(scheduler.running)), "it does not run")
+    (request,) = list(scheduler.running)
+    sock.close()
+    real.wait_until_idle()
+    assert request.computed < len(request.prompt), "it left too late to prove anything"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_it_waits(real: Served, stream: bool) -> None:
+    scheduler = real.llm._engine.scheduler
+    running = [post(real, LONG | {"stream": True}) for _ in range(2)]
+    assert all(sock.recv(1) for sock in running)
+    waiting = post(real, LONG | {"stream": stream})
+    wait_for(lambda: scheduler.waiting, "it does not wait")
+    waiting.close()
+    wait_for(lambda: not scheduler.waiting, "it still waits")
+    assert len(scheduler.running) == 2, "the others go on"
+    for sock in running:
+        sock.close()
+    real.wait_until_idle()
+
+
+def test_gauges_follow_while_idle(real: Served) -> None:
+    sock = post(real, LONG | {"stream": True})
+    wait_for(lambda: real.metric("vllm:num_requests_running") == 1, "the gauge does not rise")
+    assert real.metric("vllm:kv_cache_usage_perc") > 0
+    sock.close()
+    wait_for(lambda: real.metric("vllm:num_requests_running") == 0, "the gauge does not fall")
+    assert real.metric("vllm:kv_cache_usage_perc") == 0
+
+
+def test_many_streams_with_every_kind_of_client(real: Served) -> None:
+    """Eighty at once: some read all, some leave, some read slowly, some send rubbish, some are whole answers."""
+    rng, problems = random.Random(5), list[str]()
+
+    def client(number: int) -> None:
+        kind = number % 5
+        try:
+            body = {"messages": USER, "max_tokens": 6 + number % 7, "stream": kind != 4, "ignore_eos": True, "seed": number}
+            if kind == 0:
+                sock = post(real, body)
+                sock.recv(rng.randrange(1, 200))
+                sock.close()
+            elif kind == 1:
+                sock = post(real, {"messages": number, "stream": True})
+                assert b" 400 " in sock.recv(100)
+                sock.close()
+            elif kind == 2:
+                with real.http.stream("POST", "/v1/chat/completions", json=body) as response:
+                    text = "".join(response.iter_text())
+                assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
+            elif kind == 3:
+                sock = socket.create_connection(("127.0.0.1", real.port))
+                sock.sendall(rng.randbytes(40) + b"\r\n\r\n")
+                sock.close()
+            else:
+                assert (
+                    real.http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == body["max_tokens"]
+                )
+        except Exception as error:
+            problems.append(f"client {number}: {error!r}")
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(80)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not problems
+    real.wait_until_idle()
+    real.alive()
+
+
+def test_a_slow_reader_gets_fewer_larger_pieces() -> None:
+    """Pieces that wait are joined per answer, in order, with all ids and log-probabilities."""
+    pieces = [Chunk(0, i % 2, [ContentDelta(str(i))], [i], [Logprob(i, -1.0)], "stop" if i > 7 else None) for i in range(10)]
+    first, second = merge(pieces)
+    assert (first.text, second.text) == ("02468", "13579") and first.finish_reason == second.finish_reason == "stop"
+    assert first.token_ids == [0, 2, 4, 6, 8] and [entry.token for entry in second.logprobs or ()] == [1, 3, 5, 7, 9]
+
+
+def test_silence_is_filled_with_comments() -> None:
+    """A prompt that takes long: the connection is kept alive, and the stream is whole."""
+    with LLM(device="cpu", progress=False, num_pages=400, token_budget=16) as llm, Served(llm, keep_alive_s=0.01) as server:
+        response = server.chat(messages=[{"role": "user", "content": "word " * 300}], max_tokens=2, stream=True)
+        assert ": keep-alive\n\n" in response.text and list(events(response))[-1]["choices"][0]["finish_reason"]
+
+
+def test_a_reader_that_reads_nothing_is_given_up() -> None:
+    """Its buffers are full, so the server waits for it: not for ever."""
+    with scripted_llm([17196] * 30_000, max_context=40_000) as llm, Served(llm, stalled_s=0.3) as server:
+        body = {"prompt": "Once", "max_tokens": 30_000, "stream": True, "ignore_eos": True, "logprobs": 20}
+        sock = post(server, body, "/v1/completions", buffer=2048)
+        wait_for(lambda: server.front.feeds, "it did not begin")
+        server.wait_until_idle()
+        sock.close()
+        server.alive()
+
+
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    with scripted_llm([]) as llm, Served(llm, stalled_s=0.2) as server:
+        sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        sock.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+        )
+        assert b" 408 " in sock.recv(100)
+        sock.close()
+
+
+def test_an_engine_that_fails_tells_everybody_and_ends_the_server() -> None:
+    """Before the first byte it is a 500; after it, the stream's last event."""
+    failing = [*script(THINK), RuntimeError("a kernel failed")]
+    with scripted_llm(failing) as llm, Served(llm) as server:
+        response = server.chat(stream=True)
+        assert response.status_code == 200
+        *_, last = events(response)
+        assert last["error"]["message"].endswith("a kernel failed") and last["error"]["code"] == "engine_error"
+        server._threads[0].join(30)
+        assert server.well is False and server.front.status == "failed"
+    with scripted_llm([RuntimeError("at once")]) as llm, Served(llm) as server:
+        response = server.chat(stream=True)
+        assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+
+
+def test_an_answer_that_cannot_be_read_hurts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_llm(script(FINAL)) as llm, Served(llm) as server:
+        assert server.front.llm is not None
+        feed = server.front.llm.feed
+
+        def broken(*args: Any) -> Any:
+            made = feed(*args)
+            monkeypatch.setattr(type(made.answers[0].reader), "push", lambda *_: 1 / 0)
+            return made
+
+        monkeypatch.setattr(server.front.llm, "feed", broken)
+        assert server.chat().status_code == 500
+        monkeypatch.undo()
+        server.wait_until_idle()
+        server.alive()
+
+
+@pytest.mark.parametrize("drain_s", [30.0, 0.0])
+def test_draining(drain_s: float) -> None:
+    """Answers that run end whole, or with an error once the time is over; new ones are refused; then the server ends."""
+    with (
+        LLM(device="cpu", progress=False, num_pages=300) as llm,
+        Served(llm, drain_s=drain_s) as server,
+        server.http.stream("POST", "/v1/chat/completions", json=LONG | {"max_tokens": 400, "stream": True}) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        server.call(server.front.ask_to_drain)
+        if drain_s:
+            wait_for(lambda: server.front.draining, "it does not drain")
+            refused = server.chat()
+            assert refused.status_code == 503 and refused.headers["retry-after"]
+            assert server.http.get("/ready").status_code == 503 and server.http.get("/health").status_code == 200
+        rest = "\n".join(lines)
+        assert ('"finish_reason":"length"' in rest) is bool(drain_s) and ('"error"' in rest) is not bool(drain_s)
+        assert rest.rstrip().endswith("data: [DONE]")
+        server._threads[0].join(30)
+        assert server.well is True
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(server.url)
