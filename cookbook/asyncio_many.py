@@ -1,6 +1,6 @@
 """Many answers at once under asyncio, each streamed; cancelling a task ends its request.
 
-Runs with the built-in model, whose answers are noise; with a real one: `python cookbook/asyncio_many.py ./gpt-oss-20b`
+Runs with the small built-in model; with a real one: `python cookbook/asyncio_many.py ./gpt-oss-20b`
 """
 
 import asyncio
@@ -8,10 +8,10 @@ import sys
 
 from simplellm import LLM
 
-QUESTIONS = ["What is a prime number?", "Why is the sky blue?", "Who wrote Hamlet?"]
+QUESTIONS = ["What is 23 + 48?", "Sort these numbers: 9, 2, 5.", "Is 71 greater than 17?"]
 
 
-async def ask(llm: LLM, question: str, max_tokens: int = 40) -> str:
+async def ask(llm: LLM, question: str, max_tokens: int = 150) -> str:
     pieces = []
     async for chunk in llm.chat_stream([{"role": "user", "content": question}], max_tokens=max_tokens):
         pieces.append(chunk.text)

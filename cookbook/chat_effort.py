@@ -1,6 +1,6 @@
 """The same question with little and with much reasoning; gpt-oss thinks before it answers, and tells what it thought.
 
-Runs with the built-in model, whose answers are noise; with a real one, allow more tokens:
+Runs with the small built-in model; with a real one, allow more tokens:
 `python cookbook/chat_effort.py ./gpt-oss-20b 2000`
 """
 
@@ -10,9 +10,9 @@ from simplellm import LLM
 
 MESSAGES = [
     {"role": "system", "content": "Answer in one sentence."},
-    {"role": "user", "content": "Which is larger, 9.11 or 9.9?"},
+    {"role": "user", "content": "What is 478 + 256?"},
 ]
-max_tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 40
+max_tokens = int(sys.argv[2]) if len(sys.argv) > 2 else 200
 
 with LLM(*sys.argv[1:2]) as llm:
     for effort in ("low", "medium", "high"):

@@ -1,6 +1,6 @@
 """Log-probabilities: how likely texts are under the model, and what else it might have said.
 
-Runs with the built-in model, to which all is noise; with a real one: `python cookbook/logprobs.py ./gpt-oss-20b`
+Runs with the small built-in model; with a real one: `python cookbook/logprobs.py ./gpt-oss-20b`
 """
 
 import math

@@ -1,6 +1,6 @@
 """How settings shape one prompt's answers: temperature, nucleus, penalties, seeds, stop strings, several answers.
 
-Runs with the built-in model, whose text is noise; with a real one: `python cookbook/sampling_settings.py ./gpt-oss-20b`
+Runs with the small built-in model; with a real one: `python cookbook/sampling_settings.py ./gpt-oss-20b`
 """
 
 import sys

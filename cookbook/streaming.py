@@ -1,6 +1,6 @@
 """A text's continuation, printed as it comes, and what is known of it at the end.
 
-Runs with the built-in model, whose text is noise; with a real one: `python cookbook/streaming.py ./gpt-oss-20b`
+Runs with the small built-in model; with a real one: `python cookbook/streaming.py ./gpt-oss-20b`
 """
 
 import sys

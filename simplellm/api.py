@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tqdm import tqdm
 
@@ -25,7 +25,6 @@ from simplellm.arguments import (
 )
 from simplellm.config import EngineConfig
 from simplellm.engine.scheduler import Request
-from simplellm.engine.start import Engine, start
 from simplellm.errors import RequestError
 from simplellm.generation import Answer, Generation, Job, Reader, Stream
 from simplellm.model.checkpoint import find_layout
@@ -34,6 +33,9 @@ from simplellm.text.grammar import Grammars, Rules
 from simplellm.text.parser import Parser, stop_ids
 from simplellm.text.reader import ChatReader, TextReader
 from simplellm.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # it needs torch, which takes seconds to import: a server's front does without
+    from simplellm.engine.start import Engine
 
 Conversation = Sequence[Mapping[str, Any]]
 
@@ -138,6 +140,8 @@ class LLM:
 
     def _open(self, end_ids: frozenset[int]) -> Engine:
         """The engine to use; tests put one in that needs no weights."""
+        from simplellm.engine.start import start
+
         return start(self.path, self.options, end_ids)
 
     def _start(self, job: Job) -> Generation:

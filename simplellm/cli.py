@@ -13,8 +13,6 @@ from simplellm import __version__
 from simplellm.errors import OptionError, SimpleLLMError
 from simplellm.server import options as server_options
 
-DEMO_PROMPTS = ("What is the meaning of life?", "Roses are red, violets", "Once upon a time")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code."""
@@ -68,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     server_options.add_options(serve)
     serve.set_defaults(run=_serve)
 
-    demo = commands.add_parser("demo", help="generate with the built-in model")
+    demo = commands.add_parser("demo", help="three questions to the built-in model, reasoning shown")
     demo.set_defaults(run=_demo)
 
     bench = commands.add_parser("bench", help="measure")
@@ -128,14 +126,10 @@ def _path(args: argparse.Namespace) -> str | None:
     return path
 
 
-def _demo(args: argparse.Namespace) -> None:
-    from simplellm.api import LLM
+def _demo(args: argparse.Namespace) -> int:
+    from simplellm import demo
 
-    print("The built-in model is tiny and its weights are random: the text is noise, the engine is real.\n")
-    with LLM() as llm:
-        for prompt in DEMO_PROMPTS:
-            print(f">>> {prompt}")
-            _show(llm, prompt, max_tokens=64, seed=0)
+    return demo.run()
 
 
 def _show(llm: Any, prompt: str, **sampling: Any) -> None:

@@ -290,7 +290,7 @@ def run(
     answers, notes = (Printer(stream, has_colour(stream)) for stream in (sys.stdout, sys.stderr))
     with LLM(path, **options) as llm, _line_editing(interactive):
         if path is None:
-            notes.note("The built-in model is tiny and its weights are random: the answers are noise, the engine is real.")
+            notes.note("This is the small built-in model: sums, sorting, words, days, units, tools, and little else.")
         if interactive:
             notes.note(f"{llm.path.name}: /help lists the commands, Ctrl-C stops an answer, Ctrl-D leaves")
         read = _read_terminal if interactive else _read_pipe

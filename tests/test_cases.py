@@ -21,11 +21,7 @@ from tests.cases.offline import ask
 HERE = Path(__file__).parent
 COPIED = sorted((HERE / "cases").glob("*.json"))
 OTHERWISE = {
-    "b01-logit-bias-out-of-vocab": ("pass (offline)", ""),
-    "b05-empty-prompt": ("pass (offline)", ""),
-    "t04-history-shapes": ("pass (offline)", ""),
-    "t06-stream-tool-call-shape": ("pass (offline)", ""),
-    "t08-reasoning-in-history": ("not run", "needs the server (E1): same_prompt_from"),
+    "t08-reasoning-in-history": ("not run", "needs /v1/responses, which is not there yet: same_prompt_from"),
 }
 
 
@@ -113,7 +109,7 @@ def test_a_wrong_expectation_fails_and_shows_got_and_want(
     models: Models, tmp_path: Path, name: str, check: dict[str, Any], word: str
 ) -> None:
     got = told(case_data(name) | {"expect": [check]}, models, tmp_path)
-    assert got.status == ("fail" if word else "pass (offline)") and word in got.why, str(got)
+    assert got.status == ("fail" if word else "pass") and word in got.why, str(got)
 
 
 def test_what_cannot_be_checked_is_never_a_pass(models: Models, tmp_path: Path) -> None:
@@ -134,13 +130,13 @@ def test_what_cannot_be_checked_is_never_a_pass(models: Models, tmp_path: Path) 
     ("changes", "why"),
     [
         ({"kind": "telepathy"}, "unknown kind 'telepathy'"),
-        ({"kind": "process"}, "needs the server (E1)"),
-        ({"kind": "http", "needs": "gpt_oss"}, "needs the server (E1), needs gpt_oss weights"),
+        ({"kind": "process"}, "needs tests/server/test_process.py, which starts, signals and kills servers"),
+        ({"kind": "http", "needs": "gpt_oss"}, "needs gpt_oss weights"),
         ({"kind": "python", "needs": "gpt_oss"}, "needs gpt_oss weights"),
         ({"kind": "python", "needs": "any_model", "input": {"lengths": [1]}}, "unknown input: no json body among lengths"),
         (
             {"kind": "http_each", "needs": "scripted_model", "input": {"inject": "raise"}},
-            "needs the server (E1) for input.inject",
+            "input.inject: an engine that fails in a step ends, with the server",
         ),
     ],
 )

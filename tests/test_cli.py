@@ -10,10 +10,12 @@ import pytest
 from simplellm.cli import main
 
 
-def test_demo_streams_and_tells_the_speed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_asks_three_questions_one_through_a_tool(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo"]) == 0
     printed = capsys.readouterr()
-    assert printed.out.count(">>> ") == 3 and printed.err.count("tokens per second") == 3
+    assert "[reasoning]" in printed.out and "478 + 256 = 734" in printed.out and "4, 9, 15, 31" in printed.out
+    assert "[call of get_weather]" in printed.out and "4 degrees and rainy in Oslo" in printed.out
+    assert printed.err.count("tokens per second") == 4
 
 
 def test_generate_from_an_argument_and_from_a_pipe(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ VOCABULARY = {"request", "config", "errors"}
 # What a room may import besides itself. `text` and `engine` meet only in `api`.
 BELOW_MODEL = VOCABULARY | {"kernels", "parallel"}
 BELOW_API = BELOW_MODEL | {"text", "engine", "model"}
-BELOW_CLI = BELOW_API | {"arguments", "generation", "info", "bench", "terminal", "api", "server", "__init__"}
+BELOW_CLI = BELOW_API | {"arguments", "generation", "info", "bench", "demo", "terminal", "api", "server", "__init__"}
 ALLOWED = {
     "__main__": {"cli"},
     "cli": BELOW_CLI,
@@ -26,6 +26,7 @@ ALLOWED = {
     "arguments": VOCABULARY | {"text"},  # the half of api that reads what callers pass
     "info": BELOW_API,  # what cli prints about a checkpoint
     "bench": BELOW_API | {"__init__"},  # what cli measures
+    "demo": BELOW_API | {"api", "generation", "terminal"},  # the chat that types by itself
     "terminal": BELOW_API | {"api", "generation"},  # the chat that cli starts
     "generation": BELOW_API,  # the half of api in which engine and text meet: a call's results
     "engine": BELOW_MODEL | {"model"},

@@ -10,6 +10,7 @@ import logging
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -29,8 +30,9 @@ BEAT_S = 0.5  # seconds between heartbeats; each says what the gauges show
 class Host:
     """Serves one front over `sock`."""
 
-    def __init__(self, sock: socket.socket):
-        self._sock = sock
+    def __init__(self, sock: socket.socket, on_serving: Callable[[], None] = lambda: None):
+        """on_serving: called once the front takes requests."""
+        self._sock, self._on_serving = sock, on_serving
         self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._requests: dict[int, Request] = {}  # not yet reported as admitted
         self._slow = ThreadPoolExecutor(2, "simplellm-grammar")
@@ -68,6 +70,8 @@ class Host:
                 else:  # compiling takes a while, and others must not wait for it
                     self._preparing.update((request.rid, None) for request in requests)
                     self._slow.submit(self._submit_slowly, engine, requests)
+            case ("serving",):
+                self._on_serving()
             case ("abort", rids, reason):
                 with self._lock:
                     self._preparing.update((rid, reason) for rid in rids if rid in self._preparing)

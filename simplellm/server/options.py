@@ -36,6 +36,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace, path: str | None) -> Settings:
     """path: None is the built-in model. Raises OptionError."""
+    if not 0 <= args.port < 1 << 16:
+        raise OptionError(f"port: {args.port} is not between 0 and 65535")
     if args.max_queue < 0 or args.max_body_mb <= 0 or args.drain_s < 0:
         raise OptionError("max_queue and drain_s must be at least 0, max_body_mb above 0")
     folder = BUILTIN if path is None else Path(path)

@@ -12,18 +12,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from simplellm.api import LLM
 from simplellm.config import ModelConfig
 from simplellm.engine.scheduler import Request
-from simplellm.engine.start import Engine
 from simplellm.errors import EngineError
 from simplellm.generation import Answer, Chunk, Job, Stream
 from simplellm.request import Event
 from simplellm.server.errors import ContextLengthError
 from simplellm.text.parser import Delta
 from simplellm.text.reader import ChatReader
+
+if TYPE_CHECKING:
+    from simplellm.engine.start import Engine
 
 log = logging.getLogger("simplellm.server")
 
@@ -263,7 +265,7 @@ class FrontLLM(LLM):
         return marks
 
     def _open(self, end_ids: frozenset[int]) -> Engine:
-        return cast(Engine, self._remote)
+        return cast("Engine", self._remote)
 
     def _start_stream(self, job: Job) -> Stream:
         return Feed(job)

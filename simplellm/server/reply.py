@@ -41,8 +41,11 @@ class Reply:
             how = work.result() if work.done() else "client left"
         except (ApiError, EngineError) as error:
             await self._tell(send, translate(error))
-        except (OSError, TimeoutError):  # the connection broke, or nobody read it
+        except OSError:  # the connection broke, or nobody read it (TimeoutError)
             how = "client left"
+        except Exception as error:  # a mistake of ours: the client is told that much
+            log.exception("request %s failed", self._answers.id)
+            await self._tell(send, translate(error))
         finally:
             gone.cancel()
             if work is not None:
@@ -54,7 +57,8 @@ class Reply:
         while await self._feed.take(3600) is not None:
             pass
         assert self._feed.outputs is not None
-        await respond(send, 200, self._answers.whole(self._feed.outputs))
+        async with asyncio.timeout(self._front.settings.stalled_s):
+            await respond(send, 200, self._answers.whole(self._feed.outputs))
         return "done"
 
     async def _stream(self, send: Send) -> str:

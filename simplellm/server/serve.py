@@ -32,10 +32,10 @@ def serve(settings: Settings, options: Mapping[str, Any]) -> int:
     listener = listen(settings.host, settings.port)
     port = listener.getsockname()[1]
     warn(settings)
-    process = Front(settings, listener)
+    process = Front(settings, listener, lambda: announce(settings, port))
     try:
         print(f"simplellm: loading {settings.path}; port {port} is open", file=sys.stderr, flush=True)
-        code = process.run(options, lambda: announce(settings, port))
+        code = process.run(options)
     finally:
         ended = process.end()
     return code or ended
@@ -76,14 +76,12 @@ def announce(settings: Settings, port: int) -> None:
 class Front:
     """The front's process, as the engine's sees it."""
 
-    def __init__(self, settings: Settings, listener: socket.socket):
+    def __init__(self, settings: Settings, listener: socket.socket, on_serving: Callable[[], None]):
         from simplellm.server.host import Host
 
         ours, theirs = socket.socketpair()
-        self._path, self._link, self._host = settings.path, ours, Host(ours)
+        self._path, self._link, self._host = settings.path, ours, Host(ours, on_serving)
         self._loaded = self._draining = False
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._on_signal)
         sockets = theirs.fileno(), listener.fileno()
         root = str(Path(__file__).resolve().parent.parent.parent)
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -94,17 +92,18 @@ class Front:
             start_new_session=True,  # Ctrl-C comes here alone; what follows is said over the link
             env=os.environ | {"PYTHONPATH": path},
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
         theirs.close()
         listener.close()
         ours.sendall(link.pack((settings, logging.INFO)))
 
-    def run(self, options: Mapping[str, Any], started: Callable[[], None]) -> int:
+    def run(self, options: Mapping[str, Any]) -> int:
         """Load the model, serve until the front is gone."""
         from simplellm.api import LLM
 
         with LLM(self._path, **options) as llm:
             self._loaded = True
-            started()
             self._host.run(llm)
         if not self._draining:
             log.error("the front ended without being asked to")

@@ -172,6 +172,7 @@ class Front:
             return self._fail(f"the front could not load: {error}")
         self._last_beat = time.monotonic()
         self.engine, self.llm = engine, llm
+        send([("serving",)])
         log.info("ready: model %s, %d tokens of context", self.model, engine.max_context)
 
     def _fail(self, text: str) -> None:

@@ -32,7 +32,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    status: str  # "pass", "pass (offline)", "fail", "not run"
+    status: str  # "pass", "fail", "not run"
     id: str
     why: str = ""
 

@@ -1,4 +1,4 @@
-"""Which function runs which kind of case, and what each case waits for. The server's kinds are added here, in `KINDS`."""
+"""Which function runs which kind of case, and what each case waits for."""
 
 from __future__ import annotations
 
@@ -7,31 +7,23 @@ from pathlib import Path
 
 import torch
 
-from tests.cases import harmony, offline, render
+from tests.cases import harmony, offline, over_http, render
 from tests.cases.case import Case, CaseError, NotRun, Verdict, load
 from tests.cases.models import Models
 
-SERVER = "needs the server (E1)"
-PARTLY = ("http", "http_each")  # run offline as far as that goes
-WHOLLY = ("http_matrix", "http_sequence", "http_concurrent", "http_disconnect", "raw_http", "process")
+PROCESSES = "needs tests/server/test_process.py, which starts, signals and kills servers"
 
 
-def over_http(case: Case, models: Models) -> Verdict:
-    """What the offline API can say now; a pass is marked as such."""
-    told = offline.run(case, models)
-    return Verdict("pass (offline)", case.id) if told.status == "pass" else told
-
-
-def _needs_server(case: Case, models: Models) -> Verdict:
-    raise NotRun(SERVER)
+def _processes(case: Case, models: Models) -> Verdict:
+    raise NotRun(PROCESSES)
 
 
 KINDS: dict[str, Callable[[Case, Models], Verdict]] = {
     "harmony_tokens": harmony.run,
     "render": render.run,
     "python": offline.run,
-    **dict.fromkeys(PARTLY, over_http),
-    **dict.fromkeys(WHOLLY, _needs_server),
+    **dict.fromkeys(over_http.KINDS, over_http.run),
+    "process": _processes,
 }
 
 
@@ -58,10 +50,7 @@ def run(case: Case, models: Models) -> Verdict:
 
 def _missing(case: Case) -> str:
     """What is not here that a case needs, or nothing."""
-    weights = case.needs == "gpt_oss"
-    needs = [SERVER] if case.kind in WHOLLY or (case.kind in PARTLY and weights) else []
-    if weights:
-        needs.append("needs gpt_oss weights")
+    needs = ["needs gpt_oss weights"] if case.needs == "gpt_oss" else []
     if case.needs == "gpu" and not torch.cuda.is_available():
         needs.append("needs a GPU")
     if not needs and case.kind not in KINDS:

@@ -9,6 +9,7 @@ from simplellm import LLM
 from simplellm.text.tokenizer import Tokenizer
 from tests import vocab
 from tests.scripted import END_OF_TEXT, ScriptedLLM
+from tests.server.harness import Served
 
 
 class Models:
@@ -31,6 +32,18 @@ class Models:
     def tiny(self) -> LLM:
         """A model that runs for real: the built-in one."""
         return self._opened.enter_context(LLM(device="cpu", progress=False))
+
+    @functools.cached_property
+    def served_scripted(self) -> Served:
+        """A server that answers by script."""
+        llm = self._opened.enter_context(ScriptedLLM([END_OF_TEXT]))
+        return self._opened.enter_context(Served(llm))
+
+    @functools.cached_property
+    def served_tiny(self) -> Served:
+        """A server of the built-in model."""
+        llm = self._opened.enter_context(LLM(device="cpu", progress=False, num_pages=600))
+        return self._opened.enter_context(Served(llm))
 
     def __enter__(self) -> Models:
         return self

@@ -1,4 +1,4 @@
-"""Kind python, and the part of http cases that needs no server: request bodies go through LLM.chat, generate or their streams.
+"""Kind python: request bodies go through LLM.chat, generate or their streams, without a server.
 
 A refusal at the door (RequestError) stands for status 400, an answer for 200, anything else for 500.
 """

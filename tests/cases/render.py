@@ -89,7 +89,7 @@ def _render_checks(prompt: Prompt, tokenizer: Tokenizer) -> dict[str, Check]:
                 yield f"another prompt with the field called {name!r}"
 
     def same_prompt_from(other: str) -> Iterator[str]:
-        raise NotRun(f"needs the server (E1): same_prompt_from {other!r}")
+        raise NotRun(f"needs /v1/responses, which is not there yet: same_prompt_from {other!r}")
 
     return {
         "prompt_ids_count": prompt_ids_count,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from simplellm import LLM
@@ -252,3 +253,34 @@ def test_the_async_client(server: Served) -> None:
 
     server.play(script(THINK + NEXT + FINAL))
     assert asyncio.run(ask()) == "It is cold."
+
+
+PLACES = {"city": {"enum": ["Oslo", "Bergen"]}}
+CITY = {"type": "object", "properties": PLACES, "required": ["city"], "additionalProperties": False}
+ROOM: dict[str, Any] = {"max_tokens": 120, "extra_body": {"answer_tokens": 60}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_schemas_and_demanded_calls_hold_on_a_random_model(real: Served, stream: bool) -> None:
+    """Whatever it would rather say: the content is one of two objects, the call is of the named function."""
+    client = real.client()
+    formats = {"type": "json_schema", "json_schema": {"name": "city", "strict": True, "schema": CITY}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY, "strict": True}}
+    named = {"type": "function", "function": {"name": "weather"}}
+    required: dict[str, Any] = {"tools": [tool], "tool_choice": "required"}
+    for demand in ({"response_format": formats}, {"tools": [tool, TOOL], "tool_choice": named}, required):
+        answer = client.chat.completions.create(model=MODEL, messages=USER, stream=stream, seed=3, **ROOM, **demand)
+        (choice,) = folded(list(answer)) if stream else told(answer)
+        calls = [call["arguments"] for call in choice["calls"].values()]
+        (text,) = calls or [choice["content"]]
+        assert json.loads(text)["city"] in ("Oslo", "Bergen") and bool(calls) is ("tools" in demand)
+        assert choice["reason"] == ("tool_calls" if calls else "stop")
+    real.wait_until_idle()
+
+
+def test_an_answer_is_parsed_into_a_model(real: Served) -> None:
+    class City(pydantic.BaseModel):
+        city: Literal["Oslo", "Bergen"]
+
+    parsed = real.client().chat.completions.parse(model=MODEL, messages=USER, response_format=City, **ROOM)
+    assert parsed.choices[0].message.parsed.city in ("Oslo", "Bergen")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
 import threading
@@ -71,6 +72,29 @@ def test_a_client_that_leaves_while_it_waits(real: Served, stream: bool) -> None
     real.wait_until_idle()
 
 
+def test_a_client_that_leaves_while_its_grammar_is_compiled(real: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine does not know the request yet: it must never begin. Others do not wait for the grammar."""
+    worker, begun, go = real.llm._engine.worker, threading.Event(), threading.Event()
+    compiled = worker.new_constraint
+    assert compiled is not None
+
+    def slowly(rules: Any) -> Any:
+        begun.set()
+        assert go.wait(30)
+        return compiled(rules)
+
+    monkeypatch.setattr(worker, "new_constraint", slowly)
+    sock = post(real, {"messages": USER, "response_format": {"type": "json_object"}})
+    assert begun.wait(30)
+    real.alive()
+    sock.close()
+    wait_for(lambda: real.host._preparing and None not in real.host._preparing.values(), "the abort does not come")
+    steps = real.metric("vllm:generation_tokens_total")
+    go.set()
+    real.wait_until_idle()
+    assert real.metric("vllm:generation_tokens_total") == steps
+
+
 def test_gauges_follow_while_idle(real: Served) -> None:
     sock = post(real, LONG | {"stream": True})
     wait_for(lambda: real.metric("vllm:num_requests_running") == 1, "the gauge does not rise")
@@ -80,7 +104,14 @@ def test_gauges_follow_while_idle(real: Served) -> None:
     assert real.metric("vllm:kv_cache_usage_perc") == 0
 
 
-def test_many_streams_with_every_kind_of_client(real: Served) -> None:
+@pytest.fixture
+def roomy() -> Iterator[Served]:
+    """The built-in model with its defaults."""
+    with LLM(device="cpu", progress=False, num_pages=600) as llm, Served(llm) as served:
+        yield served
+
+
+def test_many_streams_with_every_kind_of_client(roomy: Served) -> None:
     """Eighty at once: some read all, some leave, some read slowly, some send rubbish, some are whole answers."""
     rng, problems = random.Random(5), list[str]()
 
@@ -89,24 +120,25 @@ def test_many_streams_with_every_kind_of_client(real: Served) -> None:
         try:
             body = {"messages": USER, "max_tokens": 6 + number % 7, "stream": kind != 4, "ignore_eos": True, "seed": number}
             if kind == 0:
-                sock = post(real, body)
+                sock = post(roomy, body)
                 sock.recv(rng.randrange(1, 200))
                 sock.close()
             elif kind == 1:
-                sock = post(real, {"messages": number, "stream": True})
+                sock = post(roomy, {"messages": number, "stream": True})
                 assert b" 400 " in sock.recv(100)
                 sock.close()
             elif kind == 2:
-                with real.http.stream("POST", "/v1/chat/completions", json=body) as response:
+                with roomy.http.stream("POST", "/v1/chat/completions", json=body) as response:
                     text = "".join(response.iter_text())
                 assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
             elif kind == 3:
-                sock = socket.create_connection(("127.0.0.1", real.port))
+                sock = socket.create_connection(("127.0.0.1", roomy.port))
                 sock.sendall(rng.randbytes(40) + b"\r\n\r\n")
                 sock.close()
             else:
                 assert (
-                    real.http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"] == body["max_tokens"]
+                    roomy.http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"]
+                    == body["max_tokens"]
                 )
         except Exception as error:
             problems.append(f"client {number}: {error!r}")
@@ -117,8 +149,8 @@ def test_many_streams_with_every_kind_of_client(real: Served) -> None:
     for thread in threads:
         thread.join(120)
     assert not problems
-    real.wait_until_idle()
-    real.alive()
+    roomy.wait_until_idle()
+    roomy.alive()
 
 
 def test_a_slow_reader_gets_fewer_larger_pieces() -> None:
@@ -136,13 +168,15 @@ def test_silence_is_filled_with_comments() -> None:
         assert ": keep-alive\n\n" in response.text and list(events(response))[-1]["choices"][0]["finish_reason"]
 
 
-def test_a_reader_that_reads_nothing_is_given_up() -> None:
+def test_a_reader_that_reads_nothing_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """Its buffers are full, so the server waits for it: not for ever."""
-    with scripted_llm([17196] * 30_000, max_context=40_000) as llm, Served(llm, stalled_s=0.3) as server:
-        body = {"prompt": "Once", "max_tokens": 30_000, "stream": True, "ignore_eos": True, "logprobs": 20}
+    caplog.set_level(logging.INFO, "simplellm.server")
+    with scripted_llm([17196] * 12_000, max_context=14_000) as llm, Served(llm, stalled_s=0.3) as server:
+        body = {"prompt": "Once", "max_tokens": 12_000, "stream": True, "ignore_eos": True, "logprobs": 20}
         sock = post(server, body, "/v1/completions", buffer=2048)
         wait_for(lambda: server.front.feeds, "it did not begin")
         server.wait_until_idle()
+        wait_for(lambda: "end='client left'" in caplog.text, "it was served to the end")
         sock.close()
         server.alive()
 
@@ -189,13 +223,25 @@ def test_an_answer_that_cannot_be_read_hurts_no_other(monkeypatch: pytest.Monkey
         server.alive()
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_mistake_of_ours_is_told_and_logged(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted_llm(script(FINAL)) as llm, Served(llm) as server:
+        monkeypatch.setattr("simplellm.server.answers.usage", lambda outputs: 1 / 0)
+        response = server.chat(stream=stream, stream_options={"include_usage": True})
+        error = list(events(response))[-1]["error"] if stream else response.json()["error"]
+        assert error["type"] == "server_error" and "division" not in error["message"]
+        monkeypatch.undo()
+        server.wait_until_idle()
+        server.alive()
+
+
 @pytest.mark.parametrize("drain_s", [30.0, 0.0])
 def test_draining(drain_s: float) -> None:
     """Answers that run end whole, or with an error once the time is over; new ones are refused; then the server ends."""
     with (
         LLM(device="cpu", progress=False, num_pages=300) as llm,
         Served(llm, drain_s=drain_s) as server,
-        server.http.stream("POST", "/v1/chat/completions", json=LONG | {"max_tokens": 400, "stream": True}) as response,
+        server.http.stream("POST", "/v1/chat/completions", json=LONG | {"max_tokens": 120, "stream": True}) as response,
     ):
         lines = response.iter_lines()
         next(lines)
