@@ -36,7 +36,7 @@ die() { warn "$@"; exit 1; }
 
 # --- what is asked -----------------------------------------------------------------------------------------------
 
-job="" model="" extras="" dry="" args=()
+job="" model="" extras=server dry="" args=()
 
 parse() {
   while (($#)); do
@@ -119,7 +119,7 @@ choose_torch() {
   fi
   [[ $cap == 9.* ]] || notes+=("$name (compute capability $cap) is not a Hopper GPU: the kernels will not run on it;" \
                                "the torch twins do their work, far slower.")
-  if [[ $build != cpu && -z $extras ]]; then extras=gpu; fi
+  if [[ $build != cpu && $extras == server ]]; then extras=gpu,server; fi
 }
 
 print_choice() {
@@ -129,7 +129,7 @@ print_choice() {
   fi
   say "from     the first that has it: your pip indexes, $TORCH_INDEX/$build$(
     case $build in cpu) say ", PyPI (torch $GPU_TORCH, about 3 GB)" ;; cu130) say ", PyPI" ;; esac)"
-  say "extras   ${extras:-none}"
+  say "extras   $extras"
   say "then     ${job:-nothing more}${model:+ openai/$(basename "$model") to $model}"
   ((${#notes[@]} == 0)) || printf 'note     %s\n' "${notes[@]}"
 }
@@ -147,7 +147,7 @@ check_system() {
   if [[ $python != .venv/bin/python && $has_venv == no ]]; then
     lacks+=("Python's venv module") packages+=("python$minor-venv")
   fi
-  if [[ -n $extras ]]; then # Triton compiles a launcher for each kernel
+  if [[ $extras != server ]]; then # Triton compiles a launcher for each kernel
     if ! command -v "${CC:-gcc}" >/dev/null && ! command -v clang >/dev/null; then
       lacks+=("a C compiler") packages+=(gcc libc6-dev)
     fi
@@ -211,9 +211,9 @@ install() {
   if [[ -f $stamp && $(head -n 1 "$stamp") != "$key" ]]; then rm "$stamp"; fi
   if [[ -f $stamp ]] && grep -qx "extras:$extras" "$stamp"; then return; fi
   [[ -f $stamp ]] || install_torch
-  try_pip --editable ".${extras:+[$extras]}" || pip_failed "pip found no set of packages that fits"
+  try_pip --editable ".[$extras]" || pip_failed "pip found no set of packages that fits"
   [[ -f $stamp ]] || say "$key" >"$stamp"
-  printf 'extras:%s\n' "" "$extras" >>"$stamp" # whatever the extras, the bare package is there too
+  printf 'extras:%s\n' server "$extras" >>"$stamp" # whatever the extras, the server's are among them
 }
 
 download() {

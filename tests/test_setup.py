@@ -148,7 +148,7 @@ def test_the_card_and_its_driver_choose_torch(sandbox: Sandbox, line: str, torch
     sandbox.command("nvidia-smi", f"printf '{line}\\n'")
     out = sandbox.run("--dry-run").stdout
     assert f"torch    {torch}: NVIDIA" in out
-    assert ("extras   gpu" in out) == (torch != CPU)
+    assert ("extras   gpu,server" in out) == (torch != CPU)
     assert all(note in out for note in notes) and ("note " in out) == bool(notes)
 
 
@@ -222,7 +222,7 @@ def test_torch_comes_from_the_configured_indexes_first(sandbox: Sandbox) -> None
     sandbox.fake_venv()
     done = sandbox.run()
     assert done.returncode == 0, done.stderr
-    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable ."]
+    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable .[server]"]
 
 
 NO_TORCH = {"FAIL_ON": "install torch==2.13.0+cpu", "FAIL_WITH": "No matching distribution found for torch==2.13.0+cpu"}
@@ -231,7 +231,7 @@ NO_TORCH = {"FAIL_ON": "install torch==2.13.0+cpu", "FAIL_WITH": "No matching di
 def test_then_from_the_cpu_index_for_torch_alone(sandbox: Sandbox, index: str) -> None:
     sandbox.fake_venv()
     assert sandbox.run(TORCH_INDEX=index, **NO_TORCH).returncode == 0
-    assert sandbox.pip() == ["torch==2.13.0+cpu", f"--index-url {index}/cpu torch==2.13.0+cpu", "--editable ."]
+    assert sandbox.pip() == ["torch==2.13.0+cpu", f"--index-url {index}/cpu torch==2.13.0+cpu", "--editable .[server]"]
 
 
 @pytest.mark.parametrize("message", [NO_TORCH["FAIL_WITH"], "ResolutionImpossible: for help visit"])
@@ -240,7 +240,7 @@ def test_then_from_pypi_with_a_warning(sandbox: Sandbox, message: str) -> None:
     sandbox.fake_venv()
     done = sandbox.run(**NO_TORCH | {"FAIL_WITH": message})
     assert done.returncode == 0 and "about 3 GB" in done.stderr
-    assert sandbox.pip() == ["torch==2.13.0+cpu", "torch==2.11.0", "--editable ."]
+    assert sandbox.pip() == ["torch==2.13.0+cpu", "torch==2.11.0", "--editable .[server]"]
 
 
 def test_a_failure_that_is_not_a_missing_torch_is_no_reason_for_3_gb(sandbox: Sandbox) -> None:
@@ -263,7 +263,7 @@ def test_a_second_run_installs_nothing_and_a_failed_one_never_counts(sandbox: Sa
     sandbox.fake_venv()
     assert sandbox.run(FAIL_ON="--editable", FAIL_WITH="connection lost").returncode == 1
     assert sandbox.run().returncode == 0
-    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable ."] * 2
+    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable .[server]"] * 2
     assert sandbox.run().returncode == 0 and sandbox.pip() == []
     assert sandbox.run("test", FAIL_ON="--editable", FAIL_WITH="connection lost").returncode == 1
     done = sandbox.run("test", "-k", "two words")
@@ -272,7 +272,7 @@ def test_a_second_run_installs_nothing_and_a_failed_one_never_counts(sandbox: Sa
     assert sandbox.run().returncode == 0 and sandbox.run("test").returncode == 0 and sandbox.pip() == []
     with (sandbox.root / "pyproject.toml").open("a") as file:
         file.write("# another dependency\n")
-    assert sandbox.run().returncode == 0 and sandbox.pip() == ["torch==2.13.0+cpu", "--editable ."]
+    assert sandbox.run().returncode == 0 and sandbox.pip() == ["torch==2.13.0+cpu", "--editable .[server]"]
 
 
 def test_a_venv_that_moved_is_made_anew(sandbox: Sandbox) -> None:
@@ -282,7 +282,7 @@ def test_a_venv_that_moved_is_made_anew(sandbox: Sandbox) -> None:
     sandbox.root = sandbox.root.rename(sandbox.root.with_name("moved"))
     sandbox.pip()
     assert "making .venv anew" in sandbox.run().stdout
-    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable ."]
+    assert sandbox.pip() == ["torch==2.13.0+cpu", "--editable .[server]"]
 
 
 def test_a_model_is_downloaded_beside_the_user(sandbox: Sandbox) -> None:
