@@ -11,7 +11,7 @@ from typing import Any
 from tools.builtin import arithmetic, columns, functions, talk, texts
 from tools.builtin.phrasing import vary
 from tools.builtin.problem import EFFORTS, Problem
-from tools.builtin.words import KEYS, any_word, city, identifier, word
+from tools.builtin.words import KEYS, any_word, city, word
 
 Message = dict[str, Any]
 
@@ -88,8 +88,9 @@ def _draw(rng: Random, task: str, effort: str) -> Example:
     messages, answer = _dress(rng, problem, style)
     messages = _earlier(rng, date, messages, style) if rng.random() < 0.2 else messages
     tools = []
-    if rng.random() < 0.12:
-        tools = functions.no_help(rng, counts=task in ("add", "subtract", "multiply", "divide", "units", "json"))
+    if rng.random() < 0.1:  # tools that are no help here
+        family = "order" if task == "small_talk" else rng.choice(("weather", "clock", "order", "timer"))
+        tools = [functions.FAMILIES[family](rng).tool]
     return Example(task, problem.key, effort, date, messages, problem.think, answer, None, tools, problem.held_out)
 
 
@@ -122,7 +123,7 @@ def _dress(rng: Random, problem: Problem, style: str) -> tuple[list[Message], st
             ]
         )
     elif style == "json":
-        key = rng.choice(KEYS) if rng.random() < 0.4 else identifier(rng, "count length city day name", 0.8)
+        key = rng.choice(KEYS) if rng.random() < 0.75 else word(rng, 3, 7)
         answer = json.dumps({key: problem.value})
         instruction = rng.choice(
             [

@@ -78,9 +78,7 @@ def word(rng: Random, shortest: int = 3, longest: int = 10) -> str:
 
 def any_word(rng: Random, longest: int = 12) -> str:
     """A word of the lists, or an unseen one."""
-    return (
-        rng.choice(rng.choice((NOUNS, VERBS, QUALITIES, ITEMS, COLOURS, KEYS))) if rng.random() < 0.4 else word(rng, 3, longest)
-    )
+    return rng.choice(rng.choice((NOUNS, VERBS, QUALITIES, ITEMS, COLOURS))) if rng.random() < 0.3 else word(rng, 3, longest)
 
 
 def name_word(rng: Random) -> str:
@@ -104,6 +102,6 @@ def city(rng: Random) -> str:
 def identifier(rng: Random, choices: str, unseen: float = 0.3) -> str:
     """One of the names in `choices`, or (with that chance) an unseen one, such as a tool might have."""
     if rng.random() < unseen:
-        made = any_word(rng, 6) if rng.random() < 0.6 else word(rng, 3, 6)
-        return f"{made}_{any_word(rng, 5)}" if rng.random() < 0.4 else made
+        made = word(rng, 3, 6)
+        return f"{made}_{word(rng, 3, 5)}" if rng.random() < 0.4 else made
     return rng.choice(choices.split())
