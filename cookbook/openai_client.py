@@ -3,6 +3,7 @@
 `python cookbook/openai_client.py ./gpt-oss-20b`; without a path, the built-in model. Needs the extra `server`, and openai.
 """
 
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import openai
 command = [sys.executable, "-m", "simplellm", "serve", *sys.argv[1:2], "--port", "0", "--served-model-name", "gpt-oss"]
 server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 try:
-    address = next(line.split()[-1] for line in server.stderr if " at http" in line)
+    address = next(found[1] for line in server.stderr if (found := re.search(r" at (http\S+)", line)))
     client = openai.OpenAI(base_url=address, api_key="none needed")
     question = [{"role": "user", "content": "Name a city in Norway."}]
 

@@ -34,7 +34,7 @@ def serve(settings: Settings, options: Mapping[str, Any]) -> int:
     warn(settings)
     process = Front(settings, listener, lambda: announce(settings, port))
     try:
-        print(f"simplellm: loading {settings.path}; port {port} is open", file=sys.stderr, flush=True)
+        say(f"loading {settings.path}; port {port} is open")
         code = process.run(options)
     finally:
         ended = process.end()
@@ -60,17 +60,24 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+def say(text: str) -> None:
+    """A line on stderr, in one write: two processes share it, and programs look for the address there."""
+    sys.stderr.write(f"simplellm: {text}\n")
+    sys.stderr.flush()
+
+
 def warn(settings: Settings) -> None:
     """Whoever reaches a server without a key may use it."""
     if not settings.loopback and not settings.keys:
         text = f"WARNING: {settings.host} can be reached from other machines and no API key is set: anybody may use it."
-        print(f"simplellm: {text}\nsimplellm: Set SIMPLELLM_API_KEY or --api-key-file.", file=sys.stderr, flush=True)
+        say(text)
+        say("Set SIMPLELLM_API_KEY or --api-key-file.")
 
 
 def announce(settings: Settings, port: int) -> None:
     scheme = "https" if settings.tls else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"simplellm: {settings.names[0]} at {scheme}://{host}:{port}/v1", file=sys.stderr, flush=True)
+    say(f"{settings.names[0]} at {scheme}://{host}:{port}/v1")
 
 
 class Front:
