@@ -37,10 +37,14 @@ def byte_letters() -> dict[int, str]:
 
 def tiny_tokenizer() -> dict[str, Any]:
     """The content of tokenizer.json."""
-    vocab, merges = _vocabulary()
+    return tokenizer_json(*_vocabulary(), PATTERN)
+
+
+def tokenizer_json(vocab: dict[str, int], merges: list[list[str]], pattern: str) -> dict[str, Any]:
+    """A byte-level BPE tokenizer.json: `vocab` by spelling, then harmony's control tokens."""
     added = [_special(text, len(vocab) + i) for i, text in enumerate(SPECIALS)]
     bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     return {
         "version": "1.0",
         "truncation": None,

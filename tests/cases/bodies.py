@@ -1,4 +1,4 @@
-"""Request bodies of OpenAI's API as arguments of LLM: what the offline API can say of a case before there is a server."""
+"""Request bodies of OpenAI's API as arguments of LLM: what the offline API can say of a case, without a server."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def chat_settings(body: Mapping[str, Any], date: str | None) -> ChatSettings:
 def arguments(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """Keywords for chat or generate. NotRun where only a server knows what a field does."""
     if path not in (CHAT, COMPLETIONS):
-        raise NotRun(f"needs the server (E1) for {path}")
+        raise NotRun(f"needs an http kind for {path}")
     if body.get("model", MODEL) != MODEL:
-        raise NotRun(f"needs the server (E1) for model {body['model']!r}")
+        raise NotRun(f"needs an http kind for model {body['model']!r}")
     given = {name: value for name, value in body.items() if value is not None and name not in OF_THE_SERVER}
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")
     prompt = {"messages"} | CHAT_FIELDS if path == CHAT else {"prompt"}
     chat_logprobs = {"logprobs", "top_logprobs"} if path == CHAT else set()  # a number in completions
     if unknown := sorted(given.keys() - SAMPLING - prompt - chat_logprobs):
-        raise NotRun(f"needs the server (E1) for field {unknown[0]!r}")
+        raise NotRun(f"needs an http kind for field {unknown[0]!r}")
     given.pop("prompt", None)
     given.pop("messages", None)
     if isinstance(given.get("logit_bias"), Mapping):  # JSON has no numbers as keys

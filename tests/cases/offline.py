@@ -36,7 +36,7 @@ class Answered:
 def run(case: Case, models: Models) -> Verdict:
     """`input` is a request, or has `requests`. What stands in the way of one request leaves the others' checks."""
     requests = case.input.get("requests", [case.input])
-    missing = [f"needs the server (E1) for input.{name}" for name in ("inject", "server_flags") if name in case.input]
+    missing = [f"needs an http kind for input.{name}" for name in ("inject", "server_flags") if name in case.input]
     script = case.input.get("scripted_output_ids")
     if case.needs == "scripted_model" and script is None:
         raise NotRun("; ".join(missing) or "has no scripted_output_ids")
@@ -63,7 +63,7 @@ def run(case: Case, models: Models) -> Verdict:
 def ask(llm: LLM, request: dict[str, Any]) -> Answered:
     """Send one body, streaming or not as it says."""
     if request.get("method", "POST") != "POST":
-        raise NotRun(f"needs the server (E1) for {request['method']} {request.get('path')}")
+        raise NotRun(f"needs an http kind for {request['method']} {request.get('path')}")
     if not isinstance(body := request.get("json"), dict):
         raise NotRun(f"unknown input: no json body among {', '.join(request)}")
     path = request.get("path", bodies.CHAT if "messages" in body else bodies.COMPLETIONS)
@@ -104,7 +104,7 @@ def checks(llm: LLM, asked: list[Answered | None], models: Models) -> dict[str, 
 
     def json_has(path: str) -> Iterator[str]:
         if path != "error.message":
-            raise NotRun(f"needs the server (E1): json_has {path!r}")
+            raise NotRun(f"needs an http kind: json_has {path!r}")
         yield from (f"request {number} says nothing" for number, answer in answers if not answer.error)
 
     def never(what: str) -> Iterator[str]:

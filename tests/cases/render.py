@@ -30,7 +30,7 @@ class Prompt:
 def run(case: Case, models: Models) -> Verdict:
     """One request, `input.json`."""
     if case.input.get("path") != bodies.CHAT:
-        raise NotRun(f"needs the server (E1) for {case.input.get('path')}")
+        raise NotRun(f"needs an http kind for {case.input.get('path')}")
     try:
         prompt = Prompt(case.input["json"], models.tokenizer)
     except RequestError as error:

@@ -19,7 +19,7 @@ from tools.builtin.problem import EFFORTS
 from tools.builtin.tasks import Example, example
 from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, KEYS, NAMES, NOUNS, NUMERALS, QUALITIES, SKIES, VERBS
 from tools.make_checkpoint import write_json
-from tools.tiny_tokenizer import SPECIALS, byte_letters
+from tools.tiny_tokenizer import byte_letters, tokenizer_json
 
 PATTERN = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORDS = 1271  # tokens besides bytes and control tokens, 1,536 in all
@@ -68,23 +68,7 @@ def make_tokenizer(words: list[str]) -> dict[str, Any]:
         for cut in range(1, len(token))
         if token[:cut] in vocab and token[cut:] in vocab
     ]
-    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    added = [{"id": len(vocab) + i, "content": text, **flags, "special": True} for i, text in enumerate(SPECIALS)]
-    split = {"type": "Split", "pattern": {"Regex": PATTERN}, "behavior": "Isolated", "invert": False}
-    bytes_only = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None}
-    model |= {"end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": True}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, bytes_only]},
-        "post_processor": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": model | {"vocab": vocab, "merges": merges},
-    }
+    return tokenizer_json(vocab, merges, PATTERN)
 
 
 def main() -> None:
