@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from simplellm import __version__
@@ -69,9 +70,11 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="three questions to the built-in model, reasoning shown")
     demo.set_defaults(run=_demo)
 
-    bench = commands.add_parser("bench", help="measure")
-    bench.add_argument("what", choices=["host"], help="host: microseconds of plan and commit per step")
-    bench.set_defaults(run=_bench)
+    _add_bench(commands)
+
+    compile_ = commands.add_parser("compile", help="fill the kernels' compile cache for a model, with or without a GPU")
+    compile_.add_argument("path", help="a checkpoint folder; its config.json is enough")
+    compile_.set_defaults(run=_compile)
 
     info = commands.add_parser("info", help="a checkpoint's shapes, bytes, and what fits in a GPU's memory")
     info.add_argument("path")
@@ -86,6 +89,26 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
     parser.add_argument("--memory-gb", type=float, help="for weights and KV together")
     parser.add_argument("--max-context", type=int)
+
+
+def _add_bench(commands: Any) -> None:
+    bench = commands.add_parser("bench", help="measure, and compare with what the machine can do; ends in JSON")
+    kinds = bench.add_subparsers(required=True, metavar="WHAT")
+    host = kinds.add_parser("host", help="microseconds of plan and commit per step")
+    host.set_defaults(run=_bench_host)
+    decode = kinds.add_parser("decode", help="tokens per second of workloads, and where a step's time goes")
+    decode.add_argument("--work", action="append", default=[], metavar="NxPxM", help="sequences x prompt x new tokens; repeat")
+    decode.add_argument("--kernels", action="store_true", help="a table of each workload's kernels (GPU)")
+    decode.set_defaults(run=_bench_decode)
+    prefill = kinds.add_parser("prefill", help="time to the first token of one prompt")
+    prefill.add_argument("--prompt", action="append", default=[], type=int, metavar="TOKENS", help="repeat for several")
+    prefill.set_defaults(run=_bench_prefill)
+    for kind in (decode, prefill):
+        kind.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint folder, as --model")
+        kind.add_argument("--passes", type=int, default=5, help="at most (decode: until two agree within 3 %%)")
+        kind.add_argument("--max-running", type=int, default=1024)
+        kind.add_argument("--token-budget", type=int, help="tokens of one step")
+        _add_engine_options(kind)
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,10 +168,53 @@ def _show(llm: Any, prompt: str, **sampling: Any) -> None:
     print(f"[{num_tokens} tokens, first after {first - began:.3f} s, then {rate:.1f} tokens per second]", file=sys.stderr)
 
 
-def _bench(args: argparse.Namespace) -> None:
-    from simplellm.bench import bench_host
+def _bench_host(args: argparse.Namespace) -> None:
+    from simplellm.bench.host import bench_host
 
     bench_host()
+
+
+def _bench_options(args: argparse.Namespace) -> dict[str, Any]:
+    budget = {} if args.token_budget is None else {"token_budget": args.token_budget}
+    return _engine_options(args) | {"max_running": args.max_running} | budget
+
+
+def _bench_decode(args: argparse.Namespace) -> None:
+    from simplellm.bench.decode import bench_decode
+    from simplellm.bench.work import Work
+
+    works = [Work.parse(text) for text in args.work or ["1x1024x512"]]
+    bench_decode(_folder(args), works, _bench_options(args), args.passes, args.kernels)
+
+
+def _bench_prefill(args: argparse.Namespace) -> None:
+    from simplellm.bench.decode import bench_prefill
+
+    bench_prefill(_folder(args), args.prompt or [1024], _bench_options(args), args.passes)
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    from simplellm.api import BUILTIN
+
+    path = _path(args)
+    return BUILTIN if path is None else Path(path)
+
+
+def _compile(args: argparse.Namespace) -> None:
+    from simplellm.config import EngineConfig
+    from simplellm.model.checkpoint import load_config
+
+    config = load_config(Path(args.path))
+    try:
+        from simplellm.engine.compiling import compile_kernels
+    except ModuleNotFoundError as error:
+        raise OptionError(
+            f"compile: needs triton, which is not installed ({error}): pip install 'simplellm-engine[gpu]'"
+        ) from None
+    began = time.perf_counter()
+    built = compile_kernels(config, EngineConfig())
+    seconds = time.perf_counter() - began
+    print(f"{len(built)} launches of {len({kernel.name for kernel in built})} kernels compiled in {seconds:.1f} s")
 
 
 def _info(args: argparse.Namespace) -> None:

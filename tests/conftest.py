@@ -1,6 +1,7 @@
 """Shared fixtures: a tiny checkpoint, loaders, and the rule that tests marked `gpu` run only where a Hopper GPU is."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from simplellm.model.checkpoint import load_config
 from simplellm.model.gpt_oss import GptOss
+from simplellm.model.layers import arrange
 from simplellm.model.weights import load_weights
 from tests.checkpoints import make, tiny_tokenizer
 
@@ -31,7 +33,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load_model(path: Path, dtype: torch.dtype = torch.float32, max_context: int = 1024, device: str = "cpu") -> GptOss:
     config = load_config(path)
-    weights = load_weights(path, config, device=device, progress=False)
+    weights = load_weights(path, config, device=device, progress=False, arrange=partial(arrange, dtype=dtype))
     return GptOss(config, weights, dtype, max_context)
 
 

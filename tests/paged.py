@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from simplellm.config import PAGE
+from simplellm.kernels import Spans
 from simplellm.model.gpt_oss import Batch, GptOss
 
 
@@ -27,18 +28,17 @@ class Sequences:
         starts = [self.done[s] for s, _ in spans]
         lengths = torch.tensor([len(tokens) for _, tokens in spans])
         positions = torch.cat([torch.arange(b, b + len(t)) for b, (_, t) in zip(starts, spans, strict=True)])
-        rows = torch.tensor([s for s, _ in spans])
-        places = rows.repeat_interleave(lengths), positions // PAGE
         for s, tokens in spans:
             self.done[s] += len(tokens)
         return Batch(
             tokens=torch.tensor([t for _, tokens in spans for t in tokens]),
-            positions=positions,
-            span_offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
-            span_starts=torch.tensor(starts),
-            full_pages=self.full[rows],
-            window_pages=self.window[rows],
-            full_slots=self.full[places] * PAGE + positions % PAGE,
-            window_slots=self.window[places] * PAGE + positions % PAGE,
+            newest=torch.zeros(len(self.done), dtype=torch.int64),
+            spans=Spans(
+                rows=torch.tensor([s for s, _ in spans]).repeat_interleave(lengths),
+                positions=positions,
+                offsets=torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]),
+            ),
+            full_pages=self.full,
+            window_pages=self.window,
             outputs=torch.arange(len(positions)),
         )

@@ -32,7 +32,7 @@ def test_info_says_what_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_bench_host_ends_in_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("simplellm.bench.NUM_RUNNING", (1, 20))
+    monkeypatch.setattr("simplellm.bench.host.NUM_RUNNING", (1, 20))
     assert main(["bench", "host"]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert record["us_per_step"].keys() == {"1", "20"} and record["us_per_step"]["20"]["step"] > 0

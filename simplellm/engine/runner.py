@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +14,11 @@ import torch
 from simplellm import kernels
 from simplellm.config import PAGE
 from simplellm.engine.rows import Rows
+from simplellm.kernels import Spans
 from simplellm.model.gpt_oss import Batch, GptOss
-from simplellm.request import ON_DEVICE, Logprob, Plan, Span
+from simplellm.request import Logprob, Plan, Span
 
-HEAD_ROWS = 64  # rows whose logits exist at a time: 64 x 201,088 x 4 B = 51 MB
+SCORE_ROWS = 64  # rows whose logits exist at a time: 64 x 201,088 x 4 B = 51 MB
 
 
 @dataclass(slots=True)
@@ -80,7 +81,8 @@ class Runner:
             if skip:
                 pending.leave_out(skip)
             parts = [
-                self._draw(pending, slice(at, at + HEAD_ROWS), masks or {}) for at in range(0, len(pending.drawing), HEAD_ROWS)
+                self._draw(pending, slice(at, at + SCORE_ROWS), masks or {})
+                for at in range(0, len(pending.drawing), SCORE_ROWS)
             ]
             pending.tokens = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
             self._score(pending)
@@ -99,28 +101,22 @@ class Runner:
 
     def _batch(self, plan: Plan) -> Batch:
         spans = plan.spans
-        lengths = [len(span.tokens) for span in spans]
-        span_rows = self._tensor([span.row for span in spans])
-        rows = span_rows.repeat_interleave(self._tensor(lengths))
-        tokens = self._tensor([token for span in spans for token in span.tokens])
-        positions = self._tensor([p for span in spans for p in range(span.start, span.end)])
         offsets = [0]
-        for length in lengths:
-            offsets.append(offsets[-1] + length)
+        for span in spans:
+            offsets.append(offsets[-1] + len(span.tokens))
         outputs = [end - 1 for span, end in zip(spans, offsets[1:], strict=True) if span.sample]
         for span, begin in zip(spans, offsets, strict=False):
             outputs.extend(range(begin, begin + len(span.targets)))
-        num_pages = (max(span.end for span in spans) + PAGE - 1) // PAGE
-        slots = [table[rows, positions // PAGE] * PAGE + positions % PAGE for table in (self.full_table, self.window_table)]
         return Batch(
-            tokens=torch.where(tokens == ON_DEVICE, self.newest[rows], tokens),
-            positions=positions,
-            span_offsets=self._tensor(offsets),
-            span_starts=self._tensor([span.start for span in spans]),
-            full_pages=self.full_table[span_rows, :num_pages],
-            window_pages=self.window_table[span_rows, :num_pages],
-            full_slots=slots[0],
-            window_slots=slots[1],
+            tokens=self._tensor([token for span in spans for token in span.tokens]),
+            newest=self.newest,
+            spans=Spans(
+                rows=self._tensor([span.row for span in spans for _ in span.tokens]),
+                positions=self._tensor([p for span in spans for p in range(span.start, span.end)]),
+                offsets=self._tensor(offsets),
+            ),
+            full_pages=self.full_table,
+            window_pages=self.window_table,
             outputs=self._tensor(outputs),
         )
 
@@ -143,18 +139,24 @@ class Runner:
     def _score(self, pending: Pending) -> None:
         at = len(pending.drawing)
         for span in pending.scoring:
-            num = len(span.targets)
-            k = self.rows.sampling[span.row].prompt_logprobs or 0
-            scores: list[Logprob] = []
-            for i in range(0, num, HEAD_ROWS):
-                targets = self._tensor(span.targets[i : i + HEAD_ROWS])
-                logits = self.model.head(pending.hidden[at + i : at + i + len(targets)])
-                scores += _logprobs(targets, *kernels.logprobs(logits, targets, k))
-            pending.scores[span.rid] = tuple(scores)
-            at += num
+            hidden = pending.hidden[at : at + len(span.targets)]
+            pending.scores[span.rid] = score(
+                self.model, hidden, span.targets, self.rows.sampling[span.row].prompt_logprobs or 0
+            )
+            at += len(span.targets)
 
     def _tensor(self, values: list[int] | tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def score(model: GptOss, hidden: torch.Tensor, targets: Sequence[int], k: int) -> tuple[Logprob, ...]:
+    """Log-probabilities of the tokens that follow each of hidden [n, H], and of the k best there."""
+    scores: list[Logprob] = []
+    for i in range(0, len(targets), SCORE_ROWS):
+        tokens = torch.tensor(targets[i : i + SCORE_ROWS], device=hidden.device)
+        logits = model.head(hidden[i : i + SCORE_ROWS])
+        scores += _logprobs(tokens, *kernels.logprobs(logits, tokens, k))
+    return tuple(scores)
 
 
 def _logprobs(tokens: torch.Tensor, own: torch.Tensor, ids: torch.Tensor, best: torch.Tensor) -> list[Logprob]:

@@ -14,6 +14,7 @@ from threading import Lock
 
 import torch
 
+from simplellm import kernels
 from simplellm.config import PAGE, EngineConfig, ModelConfig
 from simplellm.engine.loop import Loop, PlanRunner
 from simplellm.engine.runner import Runner
@@ -22,6 +23,7 @@ from simplellm.engine.worker import Worker
 from simplellm.errors import OptionError
 from simplellm.model.checkpoint import load_config
 from simplellm.model.gpt_oss import GptOss
+from simplellm.model.layers import arrange
 from simplellm.model.weights import load_weights
 
 log = logging.getLogger("simplellm")
@@ -60,14 +62,24 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
     max_context = config.max_context if options.max_context is None else options.max_context
     if max_context > config.max_context:
         raise OptionError(f"max_context: {max_context} is above the model's {config.max_context}")
-    weights = load_weights(path, config, device=str(device), progress=options.progress)
-    model = GptOss(config, weights, getattr(torch, options.dtype), max_context)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
+    model = GptOss(config, weights, dtype, max_context)
     num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
-    runner = Runner(model, num_pages, options.max_running, max_context, options.penalty_slots)
+    runner = open_runner(model, num_pages, options, max_context)
     log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
     prepare = partial(torch.set_num_threads, 1) if alone else None
     return assemble(config, options, runner, num_pages, max_context, end_ids, prepare)
+
+
+def open_runner(model: GptOss, num_pages: int, options: EngineConfig, max_context: int) -> PlanRunner:
+    """Graphs of kernels on a Hopper GPU, the twins elsewhere."""
+    if kernels.on_hopper(model.weights.embed.device, model.dtype):
+        from simplellm.engine.gpu_runner import GpuRunner
+
+        return GpuRunner(model, num_pages, options, max_context)
+    return Runner(model, num_pages, options.max_running, max_context, options.penalty_slots)
 
 
 def assemble(

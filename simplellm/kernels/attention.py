@@ -4,9 +4,12 @@ z_j = scale q.k_j over the keys a query sees (all up to itself, or the last `win
 which has no value and is neither scaled nor rotated. Reads 2 Hkv D elements a key of each span.
 """
 
+from itertools import pairwise
+
 import torch
 
 from simplellm.config import PAGE
+from simplellm.kernels.spans import Spans
 
 SCORE_BYTES = 64 << 20  # of float64 scores at a time
 
@@ -14,26 +17,25 @@ SCORE_BYTES = 64 << 20  # of float64 scores at a time
 def attention_ref(
     q: torch.Tensor,
     kv: torch.Tensor,
-    page_table: torch.Tensor,
-    span_offsets: torch.Tensor,
-    span_starts: torch.Tensor,
+    pages: torch.Tensor,
+    spans: Spans,
     sinks: torch.Tensor,
     window: int | None,
 ) -> torch.Tensor:
     """-> [T, Hq * D] in q's dtype.
 
-    q [T, Hq, D]; kv [2, pages, Hkv, PAGE, D], this step's keys included; page_table [S, n]: each span's pages by
-    position // PAGE; span_offsets [S + 1]: where a span's queries begin in q; span_starts [S]: its first position;
-    sinks [Hq]; window: keys a query sees, itself included, or None for all.
+    q [T, Hq, D]; kv [2, pages, Hkv, PAGE, D], this step's keys included; pages [rows, P]: each row's pages by
+    position // PAGE; sinks [Hq]; window: keys a query sees, itself included, or None for all.
     """
+    assert spans.offsets is not None, "the twin walks the spans"
     out = torch.empty_like(q)
-    offsets, starts = span_offsets.tolist(), span_starts.tolist()
-    for s, start in enumerate(starts):
-        begin, end = offsets[s], offsets[s + 1]
+    offsets, rows, positions = spans.offsets.tolist(), spans.rows.tolist(), spans.positions.tolist()
+    for begin, end in pairwise(offsets):
+        row, start = rows[begin], positions[begin]
         block = max(1, SCORE_BYTES // (8 * q.shape[1] * (start + end - begin)))
         for at in range(begin, end, block):
             queries = q[at : min(at + block, end)]
-            out[at : at + len(queries)] = _attend(queries, kv, page_table[s], start + at - begin, sinks, window)
+            out[at : at + len(queries)] = _attend(queries, kv, pages[row], start + at - begin, sinks, window)
     return out.flatten(1)
 
 

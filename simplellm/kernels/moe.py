@@ -1,7 +1,7 @@
-"""experts: sum over a token's experts of weight * (W2 swiglu(W1 x + b1) + b2), on packed MXFP4 weights.
+"""experts: weight * (W2 swiglu(W1 x + b1) + b2) of each of a token's experts, on packed MXFP4 weights.
 
 W1 rows interleave gate (2i) and up (2i + 1). swiglu(g, u) = g' sigmoid(alpha g') (u' + 1), g' = min(g, limit),
-u' = clamp(u, -limit, limit). Rounded: the activation, each expert's weighted row, the sum. One expert: 4.25 bit a weight.
+u' = clamp(u, -limit, limit). Rounded: the activation, each expert's weighted row. 4.25 bit a weight.
 """
 
 import torch
@@ -43,12 +43,13 @@ def _project(x: torch.Tensor, packed: Packed, experts: torch.Tensor) -> torch.Te
 
 
 def experts_ref(
-    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor, gate_up: Packed, down: Packed, limit: float
+    x: torch.Tensor, route: tuple[torch.Tensor, torch.Tensor], gate_up: Packed, down: Packed, limit: float
 ) -> torch.Tensor:
-    """x [T, H] -> [T, H] in x's dtype. experts, weights [T, k]; gate_up has N = 2 I, down N = H.
+    """x [T, H] -> each choice's weighted row [T, k, H] in x's dtype. route: experts and weights [T, k]; down has N = H.
 
     Experts are unpacked when a token needs them, as many at a time as WIDE_BYTES of float64 hold, and forgotten again.
     """
+    experts, weights = route
     num_choices = experts.shape[1]
     rows = x.new_empty(experts.numel(), x.shape[1])  # of each token's choices
     chosen, shares = experts.flatten(), weights.flatten().double()
@@ -60,4 +61,4 @@ def experts_ref(
         outer = (_project(inner, down, group) * shares[place][..., None]).to(x.dtype)
         real = torch.arange(place.shape[1], device=x.device) < num[:, None]
         rows[place[real]] = outer[real]
-    return rows.view(*experts.shape, -1).double().sum(1).to(x.dtype)
+    return rows.view(*experts.shape, -1)

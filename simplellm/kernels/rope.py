@@ -9,6 +9,7 @@ import math
 import torch
 
 from simplellm.config import PAGE, ModelConfig
+from simplellm.kernels.spans import Spans
 
 
 def inverse_frequencies(config: ModelConfig) -> torch.Tensor:
@@ -44,17 +45,17 @@ def rope_append_ref(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    table: torch.Tensor,
-    positions: torch.Tensor,
-    slots: torch.Tensor,
+    rope: torch.Tensor,
+    spans: Spans,
+    pages: torch.Tensor,
     kv: torch.Tensor,
 ) -> torch.Tensor:
     """Rotated q [T, Hq, D]; writes rotated k and v [T, Hkv, D] into kv [2, pages, Hkv, PAGE, D].
 
-    table [positions, 2, D/2]; positions [T]; slots [T]: page * PAGE + offset of each token in its page.
+    rope [positions, 2, D/2]; pages [rows, P]: each row's pages by position // PAGE.
     """
-    angles = table[positions]
-    pages, offsets = slots // PAGE, slots % PAGE
-    kv[0, pages, :, offsets] = rotate(k, angles)
-    kv[1, pages, :, offsets] = v
+    angles = rope[spans.positions]
+    owned, offsets = pages[spans.rows, spans.positions // PAGE], spans.positions % PAGE
+    kv[0, owned, :, offsets] = rotate(k, angles)
+    kv[1, owned, :, offsets] = v
     return rotate(q, angles)

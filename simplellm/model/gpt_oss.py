@@ -1,7 +1,7 @@
 """gpt-oss as arithmetic: tokens of a batch in, hidden states of the rows that draw a token, then their logits.
 
 embed, then per layer: x += attention(norm(x)); x += experts(norm(x)); then norm and lm_head. The residual stream has the
-dtype of the activations: bfloat16, as the references round, or float32.
+dtype of the activations: bfloat16, as the references round, or float32. Each sum is left to the op that reads it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ import torch
 
 from simplellm import kernels
 from simplellm.config import PAGE, WINDOW, ModelConfig
-from simplellm.model.weights import LayerWeights, Weights
+from simplellm.kernels import Spans
+from simplellm.model.layers import Layer
+from simplellm.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's spans on the device. S spans, T tokens, N rows that need logits."""
+    """One step's tokens on the device: T tokens, N rows that need logits. All int32."""
 
-    tokens: torch.Tensor  # [T] ids
-    positions: torch.Tensor  # [T]
-    span_offsets: torch.Tensor  # [S + 1] where each span begins in tokens
-    span_starts: torch.Tensor  # [S] position of each span's first token
-    full_pages: torch.Tensor  # [S, n] page of a span's row by position // PAGE, full layers
-    window_pages: torch.Tensor  # [S, n] the same, window layers
-    full_slots: torch.Tensor  # [T] page * PAGE + offset, where a token's K and V go
-    window_slots: torch.Tensor  # [T]
+    tokens: torch.Tensor  # [T] ids; -1 for the newest token of the row
+    newest: torch.Tensor  # [rows]
+    spans: Spans
+    full_pages: torch.Tensor  # [rows, P] page of a row by position // PAGE, full layers
+    window_pages: torch.Tensor  # [rows, P] the same, window layers
     outputs: torch.Tensor  # [N] indices into tokens
 
 
 class GptOss:
     """A loaded model. `body` runs a batch over the KV pages, `head` turns hidden states into logits."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, dtype: torch.dtype, max_context: int):
+    def __init__(self, config: ModelConfig, weights: Weights[Layer], dtype: torch.dtype, max_context: int):
         self.config, self.weights, self.dtype = config, weights, dtype
-        self.table = kernels.rope_table(config, max_context, weights.embed.device)
+        self.rope = kernels.rope_table(config, max_context, weights.embed.device)
 
     def new_kv(self, num_pages: int) -> torch.Tensor:
         """The pool: [layers of a kind, k or v, num_pages, Hkv, PAGE, D]. Not initialised: only what was written is read."""
@@ -45,36 +44,23 @@ class GptOss:
 
     def body(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
         """-> hidden states [N, H] of batch.outputs, after the final norm. Writes the batch's K and V into `kv`."""
-        c = self.config
-        x = self.weights.embed[batch.tokens].to(self.dtype)
+        c, spans = self.config, batch.spans
+        x = kernels.embed(batch.tokens, batch.newest, spans, self.weights.embed).to(self.dtype)
+        parts = None  # what is yet to be added to x
         place = {kind: 0 for kind in c.layer_types}
         for layer, kind in zip(self.weights.layers, c.layer_types, strict=True):
-            x = x + self._attention(x, layer, batch, kv[place[kind]], kind == WINDOW)
-            x = x + self._experts(x, layer)
+            pages, window = (batch.window_pages, c.sliding_window) if kind == WINDOW else (batch.full_pages, None)
+            own = kv[place[kind]]
             place[kind] += 1
-        return kernels.rmsnorm(x[batch.outputs], self.weights.norm, c.rms_norm_eps)
+            norm = (layer.input_norm, c.rms_norm_eps)
+            x, q = kernels.norm_qkv(x, parts, *norm, layer.qkv_w, layer.qkv_b, self.rope, spans, pages, own)
+            mixed = kernels.attention(q, own, pages, spans, layer.sinks, window)
+            parts = kernels.linear(mixed, layer.o_w, layer.o_b)[:, None]
+            norm = (layer.post_norm, c.rms_norm_eps)
+            x, y, route = kernels.norm_router(x, parts, *norm, layer.router_w, layer.router_b, c.experts_per_token, spans)
+            parts = kernels.experts(y, route, layer.gate_up, layer.down, c.swiglu_limit)
+        return kernels.final_norm(x, parts, self.weights.norm, c.rms_norm_eps, batch.outputs)
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, H] -> logits [N, V] float32."""
         return kernels.lm_head(hidden, self.weights.lm_head)
-
-    def _attention(self, x: torch.Tensor, layer: LayerWeights, batch: Batch, kv: torch.Tensor, windowed: bool) -> torch.Tensor:
-        c = self.config
-        y = kernels.rmsnorm(x, layer.input_norm, c.rms_norm_eps)
-        q = kernels.linear(y, layer.q_w, layer.q_b).view(-1, c.num_heads, c.head_dim)
-        k = kernels.linear(y, layer.k_w, layer.k_b).view(-1, c.num_kv_heads, c.head_dim)
-        v = kernels.linear(y, layer.v_w, layer.v_b).view(-1, c.num_kv_heads, c.head_dim)
-        slots = batch.window_slots if windowed else batch.full_slots
-        q = kernels.rope_append(q, k, v, self.table, batch.positions, slots, kv)
-        pages = batch.window_pages if windowed else batch.full_pages
-        window = c.sliding_window if windowed else None
-        mixed = kernels.attention(q, kv, pages, batch.span_offsets, batch.span_starts, layer.sinks, window)
-        return kernels.linear(mixed, layer.o_w, layer.o_b)
-
-    def _experts(self, x: torch.Tensor, layer: LayerWeights) -> torch.Tensor:
-        c = self.config
-        y = kernels.rmsnorm(x, layer.post_norm, c.rms_norm_eps)
-        experts, weights = kernels.router(y, layer.router_w, layer.router_b, c.experts_per_token)
-        gate_up = (layer.gate_up_blocks, layer.gate_up_scales, layer.gate_up_b)
-        down = (layer.down_blocks, layer.down_scales, layer.down_b)
-        return kernels.experts(y, experts, weights, gate_up, down, c.swiglu_limit)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -47,20 +48,18 @@ class LayerWeights:
     down_b: Tensor  # [E, H]
 
 
+L = TypeVar("L")
+
+
 @dataclass
-class Weights:
-    """All tensors of a model, bf16 unless said otherwise."""
+class Weights(Generic[L]):
+    """All tensors of a model, bf16 unless said otherwise. Layers as they are in the files, or as `arrange` made them."""
 
     embed: Tensor  # [V, H]
     norm: Tensor  # [H]
     lm_head: Tensor  # [V, H]
-    layers: list[LayerWeights]
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all tensors, on whatever device they are."""
-        own = [getattr(self, rule.field) for rule in MODEL_RULES]
-        return sum(t.nbytes for t in own + [getattr(layer, r.field) for layer in self.layers for r in LAYER_RULES])
+    layers: list[L]
+    num_bytes: int  # of all tensors in the files; arranging moves bytes about
 
 
 @dataclass(frozen=True)
@@ -193,10 +192,17 @@ def _names(names: list[str]) -> str:
     return f"{kind} {', '.join(names[:3])}" + (", ..." if len(names) > 3 else "")
 
 
-def load_weights(path: Path, config: ModelConfig, device: str | torch.device = "cpu", progress: bool = True) -> Weights:
+def load_weights(
+    path: Path,
+    config: ModelConfig,
+    device: str | torch.device = "cpu",
+    progress: bool = True,
+    arrange: Callable[[LayerWeights], L] = lambda layer: layer,  # type: ignore[assignment,return-value]
+) -> Weights[L]:
     """All tensors of the checkpoint in folder `path`, checked against `config`, on `device`.
 
-    On the CPU they are views of the mapped files, which must stay as they are; elsewhere copies, made shard by shard.
+    On the CPU they are views of the mapped files, which must stay as they are; elsewhere copies, made shard by shard. Each
+    layer is handed to `arrange` once it is complete, while the next is read; nothing else keeps its tensors.
     Raises CheckpointError naming the tensor or file.
     """
     layout = find_layout(path)
@@ -204,17 +210,28 @@ def load_weights(path: Path, config: ModelConfig, device: str | torch.device = "
     sources = list_sources(config, layout)
     check_tensors(path, sources, found)
     device = torch.device(device)
-    loaded: dict[tuple[int | None, str], Tensor] = {}
+    whole: dict[str, Tensor] = {}
+    parts: dict[int, dict[str, Tensor]] = {i: {} for i in range(config.num_layers)}
+    layers: dict[int, L] = {}
     sources.sort(key=lambda source: found[source.name].file)
     total = sum(source.num_bytes for source in sources)
+    check = _reads_scales(sources, device)
     with tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=None if progress else True) as bar:
         for file, group in itertools.groupby(sources, key=lambda source: found[source.name].file):
             for source, tensor in _read_shard(file, group, device):
-                loaded[source.layer, source.field] = tensor
                 bar.update(source.num_bytes)
-    weights = _assemble(loaded, config.num_layers)
-    _check_scales(weights, list_sources(config, layout))
-    return weights
+                if source.layer is None:
+                    whole[source.field] = tensor
+                    continue
+                if check and source.field.endswith("_scales"):
+                    _check_scales(source, tensor)
+                part = parts[source.layer]
+                part[source.field] = tensor
+                if len(part) == len(LAYER_RULES):
+                    layers[source.layer] = arrange(LayerWeights(**parts.pop(source.layer)))
+                    part = {}  # else the last layer's tensors live on beside what was made of them
+                del tensor
+    return Weights(layers=[layers[i] for i in range(config.num_layers)], num_bytes=total, **whole)
 
 
 def _read_shard(file: Path, sources: Iterable[Source], device: torch.device) -> Iterable[tuple[Source, Tensor]]:
@@ -228,22 +245,17 @@ def _read_shard(file: Path, sources: Iterable[Source], device: torch.device) -> 
         raise CheckpointError(f"{file} is not a valid safetensors file ({error}): {AGAIN}") from None
 
 
-def _assemble(loaded: dict[tuple[int | None, str], Tensor], num_layers: int) -> Weights:
-    layers = [LayerWeights(**{rule.field: loaded[i, rule.field] for rule in LAYER_RULES}) for i in range(num_layers)]
-    return Weights(layers=layers, **{rule.field: loaded[None, rule.field] for rule in MODEL_RULES})
-
-
 # Scale bytes read from a mapped file at most. Looking at all scales of the 120b would read 3.6 GB from the disk at a
 # load that otherwise reads nothing; on a GPU they are there already and looking takes milliseconds.
 MAX_SCALES_READ = 64 << 20
 
 
-def _check_scales(weights: Weights, sources: Iterable[Source]) -> None:
+def _reads_scales(sources: Iterable[Source], device: torch.device) -> bool:
+    size = sum(source.num_bytes for source in sources if source.field.endswith("_scales"))
+    return device.type != "cpu" or size <= MAX_SCALES_READ
+
+
+def _check_scales(source: Source, scales: Tensor) -> None:
     """Refuse NaN scales (byte 255 in E8M0): dequantising takes them for 2**128, which no real checkpoint has."""
-    scales = [source for source in sources if source.field.endswith("_scales")]
-    if weights.embed.device.type == "cpu" and sum(source.num_bytes for source in scales) > MAX_SCALES_READ:
-        return
-    for source in scales:
-        assert source.layer is not None
-        if (getattr(weights.layers[source.layer], source.field) == 255).any():
-            raise CheckpointError(f"{source.name} holds a NaN scale (byte 255): the file is damaged; {AGAIN}")
+    if (scales == 255).any():
+        raise CheckpointError(f"{source.name} holds a NaN scale (byte 255): the file is damaged; {AGAIN}")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from simplellm.bench import HostResults, results_of
+from simplellm.bench.host import HostResults, results_of
 from simplellm.config import EngineConfig
 from simplellm.engine.loop import Loop
 from simplellm.engine.scheduler import Request, Scheduler

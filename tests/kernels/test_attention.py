@@ -8,6 +8,7 @@ import torch
 
 from simplellm import kernels
 from simplellm.config import PAGE
+from simplellm.kernels import Spans
 
 
 def loops(q, keys, values, start, sinks, window):
@@ -46,9 +47,10 @@ class Pages:
         self.sinks = rand(heads)
 
     def run(self, window):
-        lengths = torch.tensor([0] + [num for _, num in self.spans]).cumsum(0)
-        starts = torch.tensor([start for start, _ in self.spans])
-        return kernels.attention(self.q, self.kv, self.table, lengths, starts, self.sinks, window)
+        offsets = torch.tensor([0] + [num for _, num in self.spans]).cumsum(0)
+        rows = torch.arange(len(self.spans)).repeat_interleave(offsets.diff())
+        positions = torch.cat([torch.arange(start, start + num) for start, num in self.spans])
+        return kernels.attention(self.q, self.kv, self.table, Spans(rows, positions, offsets), self.sinks, window)
 
     def want(self, window):
         at, rows = 0, []

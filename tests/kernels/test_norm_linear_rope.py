@@ -8,7 +8,8 @@ import torch
 
 from simplellm import kernels
 from simplellm.config import PAGE
-from simplellm.kernels.rope import inverse_frequencies, rotate
+from simplellm.kernels import Spans
+from simplellm.kernels.rope import inverse_frequencies, rope_append_ref, rotate
 from simplellm.model.checkpoint import load_config
 from tests.checkpoints import make
 
@@ -92,8 +93,11 @@ def test_rope_append_writes_its_slots_and_nothing_else(tmp_path) -> None:
     q, k, v = draw(4, 4, 64), draw(4, 2, 64, seed=1), draw(4, 2, 64, seed=2)
     kv = torch.full((2, 5, 2, PAGE, 64), torch.nan, dtype=BF16)
     positions, places = torch.tensor([127, 128, 3, 599]), [(4, 127), (2, 0), (1, 3), (3, 599 % PAGE)]
-    slots = torch.tensor([page * PAGE + offset for page, offset in places])
-    turned = kernels.rope_append(q, k, v, table, positions, slots, kv)
+    pages = torch.zeros(6, 5, dtype=torch.int32)
+    rows = torch.tensor([5, 1, 0, 2])
+    for row, position, (page, _) in zip(rows, positions, places, strict=True):
+        pages[row, position // PAGE] = page
+    turned = rope_append_ref(q, k, v, table, Spans(rows, positions), pages, kv)
     assert torch.equal(turned, rotate(q, table[positions]))
     for i, (page, offset) in enumerate(places):
         assert torch.equal(kv[0, page, :, offset], rotate(k, table[positions])[i])

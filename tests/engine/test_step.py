@@ -1,0 +1,60 @@
+"""A plan as one array: every key of every decode in exactly one piece, every chunk token in one tile, all at its place."""
+
+import numpy as np
+import pytest
+import torch
+
+from simplellm.config import PAGE
+from simplellm.engine.step import PIECES, StepShape, StepViews, cut_decodes, fill, sort_spans
+from simplellm.kernels.spans import TILE
+from simplellm.request import ON_DEVICE, Plan, Span
+
+
+def unpack(spans: list[Span], shape: StepShape) -> tuple[StepViews, list[Span]]:
+    array = torch.full((shape.size,), -7, dtype=torch.int32)
+    ordered, num_decodes = sort_spans(Plan(0, tuple(spans)))
+    assert fill(shape, array, ordered, num_decodes) == sum(s.sample + len(s.targets) for s in spans)
+    return StepViews.of(shape, array), ordered
+
+
+SPANS = [
+    Span(1, 5, 0, tuple(range(100, 700)), False),
+    Span(2, 3, 999, (ON_DEVICE,), True),
+    Span(3, 0, 130, (8, 9, 10), True, (9, 10)),
+    Span(4, 2, 0, (77,), True),
+]
+
+
+def test_every_token_is_at_its_place() -> None:
+    views, ordered = unpack(SPANS, StepShape.of(1024, 1024, 64, chunks=True))
+    assert [span.rid for span in ordered] == [2, 4, 1, 3]
+    assert views.spans.work is not None
+    assert views.spans.work.counts[:5].tolist() == [605, 2, 9, 5, 5]
+    assert views.tokens[:605].tolist() == [ON_DEVICE, 77, *range(100, 700), 8, 9, 10]
+    assert views.spans.rows[:605].tolist() == [3, 2, *[5] * 600, *[0] * 3]
+    assert views.spans.positions[:605].tolist() == [999, 0, *range(600), 130, 131, 132]
+    assert views.outputs[:5].tolist() == [0, 1, 604, 602, 603]  # what draws, then what is scored
+    assert not any(part[605:].any() for part in (views.tokens, views.spans.rows, views.spans.positions))
+    tiles = views.spans.work.tiles[:5].tolist()
+    assert sorted(tiles) == [[2, TILE, 0, 5], [194, TILE, 192, 5], [386, TILE, 384, 5], [578, 24, 576, 5], [602, 3, 130, 0]]
+    assert [tile[2] + tile[1] for tile in tiles] == sorted((tile[2] + tile[1] for tile in tiles), reverse=True)
+
+
+@pytest.mark.parametrize("positions", [[0], [127], [128], [131071], [0] * 1024, [131071] * 40 + [5] * 900, [999, 131071, 3]])
+def test_pieces_cover_every_page_once(positions: list[int]) -> None:
+    items = cut_decodes(np.array(positions, dtype=np.int32))
+    assert len(items) <= len(positions) + PIECES
+    for token, position in enumerate(positions):
+        own = items[items[:, 0] == token]
+        assert own[:, 3].tolist() == list(range(len(own))) and set(own[:, 4]) == {len(own)}
+        assert own[0, 1] == 0 and own[-1, 2] == position // PAGE + 1
+        assert (own[1:, 1] == own[:-1, 2]).all() and (own[:, 1] < own[:, 2]).all()
+    slots = items[:, 5] + items[:, 3]
+    assert len(set(slots)) == len(items) and slots.max() < len(items)
+
+
+def test_a_step_without_decodes_or_without_chunks() -> None:
+    views, _ = unpack(SPANS[:1], StepShape.of(600, 8, 1, chunks=True))
+    assert views.spans.work is not None and views.spans.work.counts[:5].tolist() == [600, 0, 0, 4, 0]
+    views, _ = unpack(SPANS[1:2], StepShape.of(1, 1, 1, chunks=False))
+    assert views.spans.work is not None and views.spans.work.tiles.shape == (0, 4)
