@@ -56,7 +56,7 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
 
     end_ids: tokens that end an answer, besides those that the checkpoint's configuration names.
     """
-    began = time.monotonic()
+    began = time.perf_counter()
     device = pick_device(options.device)
     config = load_config(path)
     max_context = config.max_context if options.max_context is None else options.max_context
@@ -65,9 +65,12 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
     dtype: torch.dtype = getattr(torch, options.dtype)
     weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
     model = GptOss(config, weights, dtype, max_context)
+    loaded = time.perf_counter()
     num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
     runner = open_runner(model, num_pages, options, max_context)
-    log.info("%s on %s, %d KV pages, ready in %.1f s", path.name, device, num_pages, time.monotonic() - began)
+    done = time.perf_counter()
+    phases = (done - began, loaded - began, done - loaded)
+    log.info("%s on %s, %d KV pages, ready in %.1f s: weights %.1f s, the rest %.1f s", path.name, device, num_pages, *phases)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
     prepare = partial(torch.set_num_threads, 1) if alone else None
     return assemble(config, options, runner, num_pages, max_context, end_ids, prepare)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from simplellm.config import ModelConfig
 from simplellm.errors import CheckpointError
 from simplellm.model.checkpoint import AGAIN, GROUP, Entry, Layout, find_layout, find_tensors
+from simplellm.model.upload import Uploader
 
 
 @dataclass
@@ -216,9 +218,12 @@ def load_weights(
     sources.sort(key=lambda source: found[source.name].file)
     total = sum(source.num_bytes for source in sources)
     check = _reads_scales(sources, device)
-    with tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=None if progress else True) as bar:
+    with (
+        tqdm(total=total, desc="weights", unit="B", unit_scale=True, disable=None if progress else True) as bar,
+        Uploader(device) if device.type == "cuda" else nullcontext() as uploader,
+    ):
         for file, group in itertools.groupby(sources, key=lambda source: found[source.name].file):
-            for source, tensor in _read_shard(file, group, device):
+            for source, tensor in _read_shard(file, group, uploader):
                 bar.update(source.num_bytes)
                 if source.layer is None:
                     whole[source.field] = tensor
@@ -234,13 +239,16 @@ def load_weights(
     return Weights(layers=[layers[i] for i in range(config.num_layers)], num_bytes=total, **whole)
 
 
-def _read_shard(file: Path, sources: Iterable[Source], device: torch.device) -> Iterable[tuple[Source, Tensor]]:
+def _read_shard(file: Path, sources: Iterable[Source], uploader: Uploader | None) -> Iterator[tuple[Source, Tensor]]:
     """The fields that come from one file. Its mapping lives as long as a tensor on the CPU views it."""
+
+    def parts(shard: Any) -> Iterator[tuple[Source, Tensor]]:
+        for source in sources:
+            yield source, shard.get_tensor(source.name)[source.start : source.start + source.num_rows]
+
     try:
         with safe_open(file, framework="pt") as shard:
-            for source in sources:
-                stored = shard.get_tensor(source.name)
-                yield source, stored[source.start : source.start + source.num_rows].to(device)
+            yield from parts(shard) if uploader is None else uploader.run(parts(shard))
     except SafetensorError as error:
         raise CheckpointError(f"{file} is not a valid safetensors file ({error}): {AGAIN}") from None
 
