@@ -22,16 +22,17 @@ from simplellm.request import Event, Sampling
 
 SECONDS = 0.25  # of decoding under the profiler
 
-# Parts of kernels' names, and the op of bench/floor.py whose bytes they read.
+# Kernels that read one op's bytes of bench/floor.py, by the beginnings of their names. cuBLAS's names do not tell which op.
 OPS = {
-    "_qkv": "qkv",
-    "_attend": "attention",
-    "_decode": "attention",
-    "_output": "output",
-    "_router": "router",
-    "gate_up": "gate_up",
-    "_down": "down",
-    "_lm_head": "lm_head",
+    "dense_qkv": "qkv",
+    "dense_linear": "output",
+    "dense_logits": "lm_head",
+    "attention": "attention",
+    "router_kernel": "router",
+    "experts_gate_up": "gate_up",
+    "experts_down": "down",
+    "experts_many_gate_up": "gate_up",
+    "experts_many_down": "down",
 }
 
 
@@ -77,7 +78,7 @@ def tabulate(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
             spent[event["name"]] += end - before
             calls[event["name"]] += 1
         before = end
-    steps = max(1, calls.get("_embed", 1))  # one a step
+    steps = max(1, calls.get("embed_kernel", 1))  # one a step
     rows = [{"kernel": name, "calls": round(calls[name] / steps, 2), "us": round(spent[name] / steps, 2)} for name in spent]
     return sorted(rows, key=lambda row: -float(str(row["us"])))
 
@@ -88,7 +89,7 @@ def show(rows: list[dict[str, Any]], config: ModelConfig, batch: int, context: i
     total = sum(row["us"] for row in rows)
     print(f"    {'kernel':40} {'calls':>6} {'us/step':>9} {'us/call':>8} {'MB/call':>8} {'TB/s':>6} {'share':>6}")
     for row in rows[:24]:
-        op = next((op for part, op in OPS.items() if part in row["kernel"]), None)
+        op = next((op for name, op in OPS.items() if row["kernel"].startswith(name)), None)
         each = row["us"] / max(row["calls"], 1e-9)
         num_bytes = reads[op] if op else 0.0
         rate = f"{num_bytes / 1e6:8.1f} {num_bytes / each / 1e6:6.2f}" if op else f"{'':8} {'':6}"

@@ -83,10 +83,10 @@ norm_qkv = _op("dense", layer.norm_qkv_ref)
 norm_router = _op("router", layer.norm_router_ref)
 
 
-def embed(tokens: torch.Tensor, newest: torch.Tensor, spans: Spans, weight: torch.Tensor) -> torch.Tensor:
+def embed(tokens: torch.Tensor, newest: torch.Tensor, spans: Spans, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """layer.embed_ref, which see."""
-    if on_hopper(weight.device, weight.dtype):
+    if on_hopper(weight.device, dtype):
         from simplellm.kernels.hopper.embed import embed as kernel
 
-        return cast(torch.Tensor, kernel(tokens, newest, spans, weight))
-    return layer.embed_ref(tokens, newest, spans, weight)
+        return kernel(tokens, newest, spans, weight)
+    return layer.embed_ref(tokens, newest, spans, weight, dtype)

@@ -17,9 +17,11 @@ from simplellm.kernels.spans import Spans
 Choices = tuple[torch.Tensor, torch.Tensor]  # experts [T, k] and their weights, best first
 
 
-def embed_ref(tokens: torch.Tensor, newest: torch.Tensor, spans: Spans, weight: torch.Tensor) -> torch.Tensor:
-    """tokens [T], -1 for the newest token of the row (newest [rows]); weight [V, H] -> [T, H] in the weight's dtype."""
-    return weight[torch.where(tokens < 0, newest[spans.rows], tokens)]
+def embed_ref(
+    tokens: torch.Tensor, newest: torch.Tensor, spans: Spans, weight: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """tokens [T], -1 for the newest token of the row (newest [rows]); weight [V, H] -> [T, H] of `dtype`."""
+    return weight[torch.where(tokens < 0, newest[spans.rows], tokens)].to(dtype)
 
 
 def add_ref(x: torch.Tensor, parts: torch.Tensor | None) -> torch.Tensor:

@@ -45,7 +45,7 @@ class GptOss:
     def body(self, batch: Batch, kv: torch.Tensor) -> torch.Tensor:
         """-> hidden states [N, H] of batch.outputs, after the final norm. Writes the batch's K and V into `kv`."""
         c, spans = self.config, batch.spans
-        x = kernels.embed(batch.tokens, batch.newest, spans, self.weights.embed).to(self.dtype)
+        x = kernels.embed(batch.tokens, batch.newest, spans, self.weights.embed, self.dtype)
         parts = None  # what is yet to be added to x
         place = {kind: 0 for kind in c.layer_types}
         for layer, kind in zip(self.weights.layers, c.layer_types, strict=True):

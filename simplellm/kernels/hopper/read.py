@@ -18,7 +18,7 @@ def _read(data, out, num_blocks, BLOCK: tl.constexpr):
     gdc_launch_dependents()
     total = tl.zeros([BLOCK], tl.int32)
     for block in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        total ^= tl.load(data + block.to(tl.int64) * BLOCK + tl.arange(0, BLOCK))
+        total ^= tl.load(data + tl.cast(block, tl.int64) * BLOCK + tl.arange(0, BLOCK))
     tl.store(out + tl.program_id(0), tl.reduce(total, 0, _xor))
 
 
