@@ -88,7 +88,7 @@ def main() -> None:
     args = parser.parse_args()
     options = {"vllm": args.vllm, "simplellm": args.ours}
     about, rows = {}, []
-    groups = [["vllm"], ["simplellm"]] if args.sequential else [["vllm", "simplellm"]]
+    groups = [["vllm"], ["simplellm"]] if args.sequential else [["simplellm", "vllm"]]  # vLLM measures the memory that is left
     for group in groups:
         engines = [Engine(name, args.model, options[name]) for name in group]
         about |= {engine.name: engine.about for engine in engines}

@@ -77,6 +77,7 @@ class EngineConfig:
     max_context: int | None = None  # None: the model's own
     max_running: int = 1024  # requests with a row on the device
     token_budget: int = 2048  # tokens of one step, decodes first
+    prompt_budget: int | None = None  # tokens of a step without decodes; None: 16,384 on a Hopper GPU, else token_budget
     prefix_cache: bool = True
     penalty_slots: int = 32  # requests with repetition, presence or frequency penalties at once
     lag: int = 1  # steps planned ahead of the last one whose tokens are known: 0 or 1
@@ -96,12 +97,13 @@ class EngineConfig:
         for name, least in (
             ("max_running", 1),
             ("token_budget", 1),
+            ("prompt_budget", 1),
             ("penalty_slots", 1),
             ("max_context", 2),
             ("num_pages", 4),
         ):
             value = getattr(self, name)
-            if value is None and name in ("max_context", "num_pages"):
+            if value is None and name in ("max_context", "num_pages", "prompt_budget"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool):
                 raise OptionError(f"{name}: {value!r} is not a whole number")
@@ -109,6 +111,11 @@ class EngineConfig:
                 raise OptionError(f"{name}: {value} is below {least}")
         if self.memory_gb is not None and not (isinstance(self.memory_gb, (int, float)) and 0 < self.memory_gb <= 1e6):
             raise OptionError(f"memory_gb: {self.memory_gb!r} is not above 0 and at most 1e6")
+
+    @property
+    def idle_budget(self) -> int:
+        """Tokens of a step without decodes."""
+        return max(self.token_budget, self.prompt_budget or 0)
 
     @classmethod
     def from_options(cls, **options: Any) -> EngineConfig:

@@ -18,6 +18,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_N = 128
 MAX_LOGIT_BIAS = 1024
+MAX_STOP_IDS = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class Sampling:
         for text in self.stop:
             if not isinstance(text, str) or not text:
                 raise RequestError("stop", f"{text!r} is not a string of at least one character")
+        if len(self.stop_token_ids) > MAX_STOP_IDS:
+            raise RequestError("stop_token_ids", f"{len(self.stop_token_ids)} ids, at most {MAX_STOP_IDS}")
         for token in self.stop_token_ids:
             _between("stop_token_ids", token, 0, vocab_size - 1, whole=True)
         for name in ("ignore_eos", "logprobs"):

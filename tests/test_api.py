@@ -153,6 +153,7 @@ def test_timings(llm: LLM) -> None:
         ({"stop": [""]}, "stop", "at least one character"),
         ({"stop": 5}, "stop", "string"),
         ({"stop_token_ids": [-1]}, "stop_token_ids", "at least 0"),
+        ({"stop_token_ids": list(range(251))}, "stop_token_ids", "251 ids, at most 250"),
         ({"logprobs": 3}, "logprobs", "true"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs=True"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),

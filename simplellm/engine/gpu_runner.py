@@ -64,7 +64,7 @@ class GpuRunner:
         self.newest = zeros(num_rows)
         self.rows = GpuRows(num_rows, options.penalty_slots, vocab, device)
         self.max_outputs = num_rows + SCORED_PER_STEP
-        largest = self._shape(max(options.token_budget, MIXED_SIZES[-1]), chunks=True)
+        largest = self._shape(max(options.idle_budget, MIXED_SIZES[-1]), chunks=True)
         self.step = zeros(largest.size)
         self.hidden = zeros(self.max_outputs, model.config.hidden_size, dtype=torch.bfloat16)
         self.draws, self.tokens = zeros(num_rows, 2), zeros(num_rows)
@@ -74,7 +74,7 @@ class GpuRunner:
         self.heads: dict[tuple[int, bool], Callable[[], None]] = {}  # by rows, with all settings
         self._compiling = device.type == "meta"
         self._pool = None if self._compiling else torch.cuda.graph_pool_handle()
-        self._capture(options.token_budget)
+        self._capture(options.idle_budget)
 
     def body(self, plan: Plan) -> Pending:
         """Apply the plan's changes and run its spans through the layers."""
@@ -151,7 +151,7 @@ class GpuRunner:
             logits = self.model.head(self.hidden[part])
             self.rows.draw(logits, self.draws[part], self.tokens[part], self.newest, self.logprobs.rows(part), full)
 
-    def _capture(self, token_budget: int) -> None:
+    def _capture(self, most_tokens: int) -> None:
         """Run each size once (which compiles it), then record it: the largest first, so that the others fit in its memory."""
         began = time.monotonic()
         decode_sizes = [size for size in DECODE_SIZES if size < self.max_running] + [self.max_running]
@@ -159,8 +159,8 @@ class GpuRunner:
         bodies.sort(key=lambda shape: shape.tokens, reverse=True)
         self.draws.fill_(-1)
         with torch.inference_mode():
-            if token_budget > MIXED_SIZES[-1]:
-                self._warm(self._shape(token_budget, chunks=True))
+            if most_tokens > MIXED_SIZES[-1]:
+                self._warm(self._shape(most_tokens, chunks=True))
             for shape in bodies:
                 self._warm(shape)
                 self.bodies[shape.tokens, shape.tiles > 0] = shape, self._record(partial(self._run_body, shape))

@@ -143,6 +143,8 @@ class Scheduler:
         """The next step. None: nothing can run before a commit or an arrival."""
         draft = Draft(self.config.token_budget)
         chunks = self._plan_decodes(draft)
+        if not draft.spans:  # nobody waits for the next token of an answer: prompts may take their time
+            draft.budget = self.config.idle_budget
         for i, request in enumerate(chunks):
             if request.row >= 0 and draft.budget > 0:
                 self._plan_chunk(draft, request, chunks[i + 1 :])
@@ -175,6 +177,18 @@ class Scheduler:
                 if event is not None:
                     events.append(event)
         return events
+
+    def row_start(self, request: Request) -> RowStart:
+        """What the device must know of a running request, as of now."""
+        tokens = tuple(request.tokens) if request.sampling.penalised else ()
+        slot, stops = request.penalty_slot, request.stops
+        return RowStart(request.row, request.sampling, request.seed, len(request.prompt), tokens, slot, stops)
+
+    def forget_written(self, step: int) -> None:
+        """Nobody may find in the prefix cache what plans from `step` on have written: one of them failed."""
+        for node in list(self.cache.nodes()):
+            if node.full and node.step >= step:
+                self.cache.reclaim(node.full)
 
     def audit(self) -> None:
         """Raise AssertionError unless the books balance: pages, rows, slots, queues. For tests."""
@@ -296,18 +310,13 @@ class Scheduler:
         insort(self.running, request, key=_order)
         if request.sampling.penalised:
             request.penalty_slot = self._slots.pop()
-        draft.row_starts.append(self._row_start(request))
+        draft.row_starts.append(self.row_start(request))
         self.tables.start(request, num_hit, draft.page_updates)
         request.planned = request.computed = num_hit * PAGE
         if request.admitted_at is None:
             request.admitted_at, request.cached_tokens = time.monotonic(), num_hit * PAGE
             self.cache.num_queried += len(request.prompt)
             self.cache.num_hit += num_hit * PAGE
-
-    def _row_start(self, request: Request) -> RowStart:
-        tokens = tuple(request.tokens) if request.sampling.penalised else ()
-        slot, stops = request.penalty_slot, request.stops
-        return RowStart(request.row, request.sampling, request.seed, len(request.prompt), tokens, slot, stops)
 
     def _settle(self, request: Request, span: Span, token: int | None, results: Results) -> Event | None:
         """Take in one span's result where the short way of `commit` does not do. A preempted request keeps its token."""

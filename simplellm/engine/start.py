@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -31,6 +31,7 @@ log = logging.getLogger("simplellm")
 CPU_SHARE = 8  # without memory_gb, KV pages on a CPU take at most this part of the machine's memory
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroups v2, v1
 GPU_SPARE = 4 << 30  # bytes left for activations and the CUDA context
+PROMPT_BUDGET = 16384  # tokens of a step without decodes on a GPU: wide tiles, few launches; 1.6 GB of activations (20b)
 SMALL = 512  # hidden size up to which one CPU core is as fast as two, and ten times faster when another process wants one
 
 
@@ -66,6 +67,8 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
     weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
     model = GptOss(config, weights, dtype, max_context)
     loaded = time.perf_counter()
+    if options.prompt_budget is None and kernels.on_hopper(device, dtype):
+        options = replace(options, prompt_budget=min(PROMPT_BUDGET, max(max_context, options.token_budget)))
     num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
     runner = open_runner(model, num_pages, options, max_context)
     done = time.perf_counter()
@@ -130,7 +133,7 @@ def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device
         room = int(options.memory_gb * 1e9) - weight_bytes - (GPU_SPARE if on_gpu else 0)
     else:
         room = free - GPU_SPARE if on_gpu else free // CPU_SHARE
-    most = 1 + options.max_running * ((max_context + PAGE - 1) // PAGE + 2 + options.token_budget // PAGE)
+    most = 1 + options.max_running * ((max_context + PAGE - 1) // PAGE + 2 + options.idle_budget // PAGE)
     num_pages = min(room // page, most)
     if num_pages < 8:
         raise OptionError(

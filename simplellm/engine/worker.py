@@ -1,7 +1,7 @@
 """The engine's thread: takes requests in, drives the loop, hands events out. Works in a script, in Jupyter, under asyncio.
 
-One thread owns scheduler and runner; callers touch only the inbox. A failing step fails every request, once, and the
-engine with it: nobody waits for ever.
+One thread owns scheduler and runner; callers touch only the inbox. A failing step costs the requests that cannot be run
+again (`loop.py`). What it cannot get over ends the engine and fails every request, once: nobody waits for ever.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Engine:
             assert self._flying or not self.scheduler.busy, "nothing runs, and nothing ever will"
             self._commit()
             return
-        assert plan.num_tokens <= self.scheduler.config.token_budget
+        assert plan.num_tokens <= self.scheduler.config.idle_budget
         self.plans.append(plan)
         raw = self.runner.body(plan)
         between()

@@ -10,9 +10,9 @@ from enum import IntEnum
 
 import torch
 
-from simplellm.request import MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
+from simplellm.request import MAX_LOGIT_BIAS, MAX_STOP_IDS, MAX_TOP_LOGPROBS
 
-MAX_FORBIDDEN = 256  # stop ids of one row that min_tokens forbids
+MAX_FORBIDDEN = MAX_STOP_IDS + 6  # stop ids of one row that min_tokens forbids: a request's, and the model's own
 MAX_ENTRIES = MAX_LOGIT_BIAS + MAX_FORBIDDEN
 TOP = MAX_TOP_LOGPROBS  # alternatives whose log-probabilities are found for every row that asks for any
 WIDTH = 16  # int32s of a row's settings
