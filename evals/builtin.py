@@ -70,7 +70,7 @@ def main() -> None:
     args = parser.parse_args()
     examples = held_out(args.num, args.seed, args.tasks)
     started = time.monotonic()
-    with LLM(args.path, device=args.device, max_context=4096, progress=False) as llm:
+    with LLM(args.path, device=args.device, max_context=8192, progress=False) as llm:
         wrong, num_tokens = evaluate(llm, examples)
     spent = time.monotonic() - started
     print(as_text(tabulate(examples, wrong)))

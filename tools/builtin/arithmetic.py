@@ -9,10 +9,10 @@ from tools.builtin.phrasing import numeral, politely, vary
 from tools.builtin.problem import Problem
 from tools.builtin.words import ITEMS, NAMES, any_word
 
-LENGTHS = (1, 2, 2, 2, 3, 3, 3, 4, 4, 5, 6)  # digits of an operand
+LENGTHS = (1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 5, 5, 6, 7)  # digits of an operand
 
 
-def number(rng: Random, longest: int = 6) -> int:
+def number(rng: Random, longest: int = 7) -> int:
     """A number of 1 to `longest` digits, those of 2 to 4 more often."""
     length = rng.choice([each for each in LENGTHS if each <= longest])
     return rng.randint(10 ** (length - 1) if length > 1 else 0, 10**length - 1)
@@ -101,8 +101,9 @@ def _add_three(rng: Random, effort: str) -> Problem:
 
 def subtract(rng: Random, effort: str) -> Problem:
     a, b, spelled = _operands(rng)
-    if rng.random() < 0.12:  # close to each other: the first digits do not decide
-        b = max(0, a + rng.randint(-60, 60))
+    if rng.random() < 0.25:  # close to each other: the first digits do not decide
+        near = rng.choice((9, 60, 60, 600))
+        b = max(0, a + rng.randint(-near, near))
     if a < b and rng.random() < 0.7:
         a, b = b, a
     stories = 0.15 if a >= b else 0.0
@@ -194,13 +195,14 @@ def _numbers(rng: Random) -> tuple[list[int], str]:
 UP = (
     "Sort {l}.|Sort these numbers: {l}|Put {l} in ascending order.|Sort from smallest to largest: {l}|sort {l}|Sort the "
     "numbers {l}.|Order these numbers from low to high: {l}|Sort {l} in increasing order.|Arrange {l} from smallest to "
-    "largest.|Sort: {l}|Sort the list {l}.|Put these numbers in order: {l}|Order the numbers {l}.|Sort this list: [{l}]|"
-    "Sort {l} in ascending order.|sort: {l}"
+    "largest.|Order {l} ascending.|Sort {l} ascending.|Sort ascending: {l}|Sort: {l}|Sort the list {l}.|Put these "
+    "numbers in order: {l}|Order the numbers {l}.|Sort this list: [{l}]|Sort {l} in ascending order.|sort: {l}"
 )
 DOWN = (
     "Sort {l} in descending order.|Sort from largest to smallest: {l}|Order these numbers from high to low: {l}|Sort {l} "
     "in decreasing order.|Sort in descending order: {l}|Put {l} in descending order.|Arrange {l} from largest to "
-    "smallest.|Sort the numbers {l} from high to low.|Sort these numbers in reverse order: {l}"
+    "smallest.|Sort the numbers {l} from high to low.|Sort these numbers in reverse order: {l}|Order {l} descending.|"
+    "Sort descending: {l}"
 )
 
 
@@ -222,8 +224,8 @@ def _extreme(rng: Random, effort: str) -> Problem:
     words = ("largest", "biggest", "highest", "greatest") if down else ("smallest", "lowest", "least")
     phrases = (
         "What is the {e} of {l}?|Which is the {e}: {l}?|Find the {e} number in {l}.|What is the {e} number in this list: "
-        "{l}?|{e} of {l}|"
-    ) + ("What is the maximum of {l}?|max of {l}" if down else "What is the minimum of {l}?|min of {l}")
+        "{l}?|{e} of {l}|" + ("What is the maximum of {l}?|max of {l}" if down else "What is the minimum of {l}?|min of {l}")
+    )
     think = columns.select(numbers, down, effort, times=1)
     return Problem(
         f"extreme {down} {numbers}",
@@ -281,5 +283,10 @@ def units(rng: Random, effort: str) -> Problem:
         lines.append(f"{n * int(digits)} and {zeros}: {answer}")
     verb = "is" if n == 1 else "are"
     return Problem(
-        f"units {n} {big} {small}", ask, ("\n").join(lines), f"{n} {many} {verb} {answer} {parts}.", str(answer), answer
+        f"{'=' if n == 1 else ''}units {n} {big} {small}",
+        ask,
+        "\n".join(lines),
+        f"{n} {many} {verb} {answer} {parts}.",
+        str(answer),
+        answer,
     )

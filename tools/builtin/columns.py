@@ -62,6 +62,12 @@ def _multiply_steps(a: int, digit: int) -> Steps:
     return steps
 
 
+def _signs(left: str, right: str) -> list[str]:
+    """Digits compared from the left, up to the first that differ."""
+    signs = [f"{x}{'=' if x == y else '>' if x > y else '<'}{y}" for x, y in zip(left, right, strict=True)]
+    return signs[: next((i + 1 for i, sign in enumerate(signs) if "=" not in sign), len(signs))]
+
+
 def add(a: int, b: int, effort: str) -> str:
     left, right = pad(a, b)
     head = {"low": "", "medium": "Add by columns: ", "high": f"I need the sum of {a} and {b}. Same length: "}[effort]
@@ -71,12 +77,13 @@ def add(a: int, b: int, effort: str) -> str:
 def subtract(a: int, b: int, effort: str) -> str:
     left, right = pad(a, b)
     head = {"low": "", "medium": "Subtract by columns: ", "high": f"I need {a} minus {b}. Same length: "}[effort]
-    if a < b:
-        head += f"{left}<{right}, so minus "
-        left, right, a, b = right, left, b, a
-    steps = _subtract_steps(a, b)
-    tail = f"\n{steps[-1][1]}={a - b}" if steps[-1][1] != str(a - b) else ""
-    return f"{head}{left}-{right}\n{_lines(steps, effort, 'borrow')}{tail}"
+    signs = _signs(left, right)
+    compared = " ".join(signs) if effort == "low" else f"Digits from the left: {', '.join(signs)}"
+    turned = f"\nSo minus {right}-{left}" if a < b else ""
+    steps = _subtract_steps(max(a, b), min(a, b))
+    done, size = steps[-1][1], str(abs(a - b))
+    tail = (f"\n{done}={size}" if done != size else "") + (f"\nSo minus: {a - b}" if a < b else "")
+    return f"{head}{left}-{right}\n{compared}{turned}\n{_lines(steps, effort, 'borrow')}{tail}"
 
 
 def multiply(a: int, b: int, effort: str) -> str:
@@ -117,10 +124,8 @@ def divide(a: int, digit: int, effort: str) -> str:
 
 def compare(a: int, b: int, effort: str) -> str:
     left, right = pad(a, b)
-    signs = ["=" if x == y else ">" if x > y else "<" for x, y in zip(left, right, strict=True)]
-    seen = next((i + 1 for i, sign in enumerate(signs) if sign != "="), len(signs))
-    steps = [f"{left[i]}{signs[i]}{right[i]}" for i in range(seen)]
-    verdict = f"{a}{signs[seen - 1]}{b}"
+    steps = _signs(left, right)
+    verdict = f"{a}{steps[-1][1]}{b}"
     if effort == "low":
         return f"{left} {right}\n{' '.join(steps)}\n{verdict}"
     if effort == "medium":

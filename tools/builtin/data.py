@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
-import multiprocessing
+import traceback
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,6 +21,7 @@ from simplellm.text.tokenizer import Tokenizer
 from tools.builtin.tasks import Example, example
 
 IGNORED = -100
+MAX_FAULTS = 5  # batches of a run that may fail
 OPEN_ROWS = 8  # rows that a conversation may still go into
 Batch = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]  # tokens, targets, docs
 
@@ -37,14 +43,17 @@ def answer_ids(made: Example, tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def pack(rng: Random, tokenizer: Tokenizer, num_rows: int, length: int) -> Batch:
-    """Rows [num_rows, length] of whole conversations. A token's target is the next one, if the assistant writes it."""
+def pack(rng: Random, tokenizer: Tokenizer, num_rows: int, length: int, task: str | None = None) -> Batch:
+    """Rows [num_rows, length] of whole conversations (of the task, or any).
+
+    A token's target is the next one, if the assistant writes it.
+    """
     tokens = np.zeros((num_rows, length), np.int16)
     targets = np.full((num_rows, length), IGNORED, np.int16)
     docs = np.zeros((num_rows, length), np.int16)  # 0: nothing
     used, number, first = [0] * num_rows, [0] * num_rows, 0
     while first < num_rows:
-        made = example(rng)
+        made = example(rng, task)
         prompt, answer = prompt_ids(made, tokenizer), answer_ids(made, tokenizer)
         size = len(prompt) + len(answer)
         if size > length:
@@ -61,17 +70,39 @@ def pack(rng: Random, tokenizer: Tokenizer, num_rows: int, length: int) -> Batch
     return tokens, targets, docs
 
 
-def _produce(queue: Any, tokenizer_path: Path, seed: int, num_rows: int, length: int) -> None:
-    tokenizer, rng = Tokenizer.from_file(tokenizer_path), Random(seed)
-    while True:
-        queue.put(pack(rng, tokenizer, num_rows, length))
+_read = functools.cache(Tokenizer.from_file)  # once in each process
 
 
-def batches(tokenizer_path: Path, seed: int, num_rows: int, length: int, workers: int) -> Iterator[Batch]:
-    """Batches without end. The processes start at once and end with this one."""
-    context = multiprocessing.get_context("fork")
-    queue = context.Queue(4 * workers)
-    for worker in range(workers):
-        arguments = (queue, tokenizer_path, 1000 * seed + worker, num_rows, length)
-        context.Process(target=_produce, args=arguments, daemon=True).start()
-    return iter(queue.get, None)
+def _make(tokenizer_path: Path, seed: str, num_rows: int, length: int, task: str | None) -> Batch:
+    return pack(Random(seed), _read(tokenizer_path), num_rows, length, task)
+
+
+def batches(
+    pool: Executor, ahead: int, tokenizer_path: Path, seed: str, num_rows: int, length: int, task: str | None = None
+) -> Iterator[Batch]:
+    """Batches without end, the same for the same seed, made by the pool's processes; `ahead` of them begin at once.
+
+    A batch that cannot be made is told and left out, for a fault that shows once in a million conversations must not cost the
+    run; after MAX_FAULTS of them what the process raised is raised here. If one is killed, BrokenProcessPool is, at once.
+    """
+
+    def submit(number: int) -> Future[Batch]:
+        return pool.submit(_make, tokenizer_path, f"{seed} {number}", num_rows, length, task)
+
+    pending = deque(submit(number) for number in range(ahead))
+
+    def receive() -> Iterator[Batch]:
+        num_faults = 0
+        for number in itertools.count(ahead):
+            try:
+                yield pending.popleft().result()
+            except BrokenProcessPool:
+                raise
+            except Exception as error:
+                traceback.print_exc()
+                num_faults += 1
+                if num_faults > MAX_FAULTS:
+                    raise RuntimeError(f"{num_faults} batches could not be made") from error
+            pending.append(submit(number))
+
+    return receive()

@@ -1,4 +1,4 @@
-"""The trained model as a checkpoint in the official layout, and back; and its float32 parameters, to go on training."""
+"""The trained model as a checkpoint in the official layout, and back, to go on training."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from simplellm.config import ModelConfig
 from simplellm.kernels.moe import dequantise
 from simplellm.model.checkpoint import SINGLE, load_config
-from simplellm.model.weights import LAYER_RULES, MODEL_RULES, Weights, list_sources, load_weights
+from simplellm.model.weights import LAYER_RULES, MODEL_RULES, LayerWeights, list_sources, load_weights
 from tools.builtin.model import Model, quantise
 from tools.make_checkpoint import add_tokenizer, encode_header, hf_config, list_entries
 
@@ -26,7 +25,6 @@ SHAPE = {
     "num_key_value_heads": 1,
 }
 NIBBLES = {0.0: 0, 0.5: 1, 1.0: 2, 1.5: 3, 2.0: 4, 3.0: 5, 4.0: 6, 6.0: 7}
-PARTS = 2  # files of float32 parameters
 
 
 def write_config(path: Path, tokenizer: dict[str, Any], **shape: Any) -> ModelConfig:
@@ -54,13 +52,15 @@ def write_weights(model: Model, path: Path) -> int:
     sources = list_sources(model.shape)
     part = {source.name: source for source in sources}
     header, _ = list_entries(part)
-    with (path / SINGLE).open("wb") as stream:
+    partial = path / f"{SINGLE}.partial"
+    with partial.open("wb") as stream:
         stream.write(encode_header(header))
         for source in part.values():
             owner = model if source.layer is None else model.layers[source.layer]
             tensor = _stored(owner, source.field)
             assert tensor.shape == source.stored, source.name
             stream.write(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    partial.rename(path / SINGLE)  # whoever ends the training early finds the last whole file
     return (path / SINGLE).stat().st_size
 
 
@@ -73,36 +73,16 @@ def _stored(owner: Any, field: str) -> Tensor:
 
 
 def read_weights(model: Model, path: Path) -> None:
-    """Take the parameters from a checkpoint: what training goes on from, if there is nothing better."""
+    """Take the parameters from a checkpoint in the official layout, to go on training."""
     weights = load_weights(path, model.shape, progress=False)
     state = {rule.field: getattr(weights, rule.field) for rule in MODEL_RULES}
     for i in range(model.shape.num_layers):
-        state |= {f"layers.{i}.{name}": value for name, value in _layer_state(weights, i).items()}
+        state |= {f"layers.{i}.{name}": value for name, value in _layer_state(weights.layers[i]).items()}
     model.load_state_dict({name: value.float() for name, value in state.items()})
 
 
-def _layer_state(weights: Weights, i: int) -> dict[str, Tensor]:
-    layer = weights.layers[i]
+def _layer_state(layer: LayerWeights) -> dict[str, Tensor]:
     state = {r.field: getattr(layer, r.field) for r in LAYER_RULES if not r.field.endswith(("_blocks", "_scales"))}
     for name in ("gate_up", "down"):
         state[name] = dequantise(getattr(layer, f"{name}_blocks"), getattr(layer, f"{name}_scales"))
     return state
-
-
-def save_state(model: Model, path: Path) -> None:
-    """All float32 parameters, in PARTS files."""
-    state = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    names = list(state)
-    for part in range(PARTS):
-        save_file({name: state[name] for name in names[part::PARTS]}, path / f"state-{part}.safetensors")
-
-
-def load_state(model: Model, path: Path) -> None:
-    """From `save_state`'s files where `path` has them, else from the checkpoint in it."""
-    files = sorted(path.glob("state-*.safetensors"))
-    if not files:
-        return read_weights(model, path)
-    state: dict[str, Tensor] = {}
-    for file in files:
-        state |= load_file(file)
-    model.load_state_dict(state)

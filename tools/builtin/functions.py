@@ -34,20 +34,31 @@ class Use:
         return str(self.tool["function"]["name"])
 
 
-def declare(rng: Random, names: str, descriptions: str, fields: dict[str, Schema]) -> Schema:
-    properties = {}
-    for name, schema in fields.items():
-        shown = dict(schema)
+def declare(
+    rng: Random, names: str, descriptions: str, fields: dict[str, Schema], optional: dict[str, Schema] | None = None
+) -> Schema:
+    """A tool with these parameters; those that are optional need not be in a call, and are not."""
+    properties = {name: dict(schema) for name, schema in ((optional or {}) | fields).items()}
+    for schema in properties.values():
         if rng.random() < 0.5:
-            shown.pop("description", None)
-        properties[name] = shown
-    required = {"required": list(properties)} if rng.random() < 0.9 else {}
-    parameters = {"type": "object", "properties": properties} | required
-    description = rng.choice(descriptions.split("|"))
-    return {
-        "type": "function",
-        "function": {"name": identifier(rng, names), "description": description, "parameters": parameters},
-    }
+            schema.pop("description", None)
+    required = {"required": list(fields)} if rng.random() < 0.9 or optional or len(fields) > 1 else {}
+    parameters = {"type": "object", "properties": _shuffled(rng, properties)} | required
+    function = {"name": identifier(rng, names), "description": rng.choice(descriptions.split("|")), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _extra(rng: Random) -> dict[str, Schema]:
+    """Now and then an optional parameter."""
+    if rng.random() < 0.75:
+        return {}
+    name = identifier(rng, "limit lang language format verbose country detail mode", 0.4)
+    kind = rng.choice(
+        ({"type": "integer"}, {"type": "string"}, {"type": "boolean"}, {"type": "string", "enum": ["short", "long"]})
+    )
+    more: Schema = {"description": " ".join(any_word(rng, 8) for _ in range(rng.randint(1, 4)))} if rng.random() < 0.5 else {}
+    default = {"integer": 5, "string": "short", "boolean": True}[kind["type"]]
+    return {name: kind | more | ({"default": default} if rng.random() < 0.4 else {})}
 
 
 def _ask(rng: Random, phrases: str, **values: object) -> str:
@@ -57,8 +68,32 @@ def _ask(rng: Random, phrases: str, **values: object) -> str:
 
 def _place_field(rng: Random) -> tuple[str, dict[str, Schema]]:
     name = identifier(rng, "city location place town city location where name", 0.15)
-    text = rng.choice(("The city", "Name of the city", "The place to look up", "city name, e.g. Paris"))
+    text = rng.choice(
+        (
+            "The city",
+            "Name of the city",
+            "The place to look up",
+            "city name, e.g. Paris",
+            "The city and state, e.g. San Francisco, CA",
+        )
+    )
     return name, {name: {"type": "string", "description": text}}
+
+
+def _unit(rng: Random) -> dict[str, Schema]:
+    if rng.random() < 0.6:
+        return {}
+    schema: Schema = {"type": "string", "enum": rng.choice((["celsius", "fahrenheit"], ["fahrenheit", "celsius"]))}
+    if rng.random() < 0.3:
+        schema |= {"default": "celsius"}
+    if rng.random() < 0.4:
+        schema |= {"description": rng.choice(("The unit", "Unit of temperature", "The temperature unit to use"))}
+    return {identifier(rng, "unit unit format units scale", 0.2): schema}
+
+
+def _in_order(tool: Schema, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments in the order of the tool's parameters."""
+    return {name: arguments[name] for name in tool["function"]["parameters"]["properties"] if name in arguments}
 
 
 def weather(rng: Random) -> Use:
@@ -68,13 +103,13 @@ def weather(rng: Random) -> Use:
         "get_weather get_weather weather current_weather get_current_weather fetch_weather weather_at lookup_weather forecast"
     )
     says = (
-        "Get the weather for a city.|Get the current weather.|Current weather at a place|Returns the weather of a city|"
-        "Weather report"
+        "Get the current weather for a city.|Gets the current weather in the provided location.|Get the weather for a "
+        "city.|Get the current weather.|Current weather at a place|Returns the weather of a city|Weather report"
     )
-    unit: dict[str, Any] = {}
-    if rng.random() < 0.2:
-        fields["unit"] = {"type": "string", "enum": ["celsius", "fahrenheit"]}
-        unit = {"unit": "celsius"}
+    unit, optional = _unit(rng), _extra(rng)
+    needed = {name: "celsius" for name in unit if rng.random() < 0.4}
+    fields |= unit if needed else {}
+    optional |= {} if needed else unit
     degrees, sky = rng.randint(-9, 39), rng.choice(SKIES)
     warm, look = (
         rng.choice(("temperature", "temp", "degrees", "celsius")),
@@ -90,10 +125,20 @@ def weather(rng: Random) -> Use:
         "in {c}?|Look up the weather for {c}.|Weather for {c}, please."
     )
     answer = f"It is {degrees} degrees and {sky} in {place}."
-    tool = declare(rng, names, says, fields)
+    tool = declare(rng, names, says, fields, optional)
     asked = _ask(rng, phrases, c=place)
     found = f"{degrees}, {sky}"
-    return Use(f"weather {place} {degrees}", asked, tool, "the weather", {field: place} | unit, result, found, answer, place)
+    return Use(
+        f"weather {place} {degrees}",
+        asked,
+        tool,
+        "the weather",
+        _in_order(tool, {field: place} | needed),
+        result,
+        found,
+        answer,
+        place,
+    )
 
 
 def clock(rng: Random) -> Use:
@@ -107,7 +152,9 @@ def clock(rng: Random) -> Use:
         c=place,
     )
     names = "get_time get_time local_time current_time clock time_in world_clock"
-    tool = declare(rng, names, "Get the time in a city.|Local time of a place|Returns the current time.|World clock", fields)
+    tool = declare(
+        rng, names, "Get the time in a city.|Local time of a place|Returns the current time.|World clock", fields, _extra(rng)
+    )
     return Use(f"clock {place} {time}", ask, tool, "the time", {field: place}, result, time, f"It is {time} in {place}.")
 
 
@@ -125,6 +172,7 @@ def price(rng: Random) -> Use:
         names,
         "Get the price of a product.|Price of an item|Returns what an item costs.|Look up a price",
         {field: {"type": "string", "description": "The product"}},
+        _extra(rng),
     )
     return Use(
         f"price {item} {cost}", ask, tool, "the price", {field: item}, result, str(cost), f"The price of {item} is {cost}."
@@ -145,6 +193,7 @@ def order(rng: Random) -> Use:
         names,
         "Get the status of an order.|Track an order|Returns the state of an order.",
         {field: {"type": "integer", "description": "Number of the order"}},
+        _extra(rng),
     )
     return Use(f"order {n} {status}", ask, tool, "the order", {field: n}, result, status, f"Order {n} is {status}.")
 
@@ -156,8 +205,8 @@ def calculator(rng: Random) -> Use:
     result = str(total) if rng.random() < 0.5 else json.dumps({rng.choice(("result", "value", "answer")): total})
     names = "calculator calculator calculate compute calc evaluate math eval_expression"
     says = (
-        "Evaluate an expression.|A calculator|Computes the value of an expression.|Do arithmetic|Calculate something|Use "
-        "it to calculate."
+        "Evaluates an arithmetic expression.|Evaluate an expression.|A calculator|Computes the value of an expression.|"
+        "Do arithmetic|Calculate something|Use it to calculate."
     )
     tool = declare(rng, names, says, {field: {"type": "string", "description": "Such as 1+2"}})
     shown = expression if rng.random() < 0.6 else expression.replace(" ", "")
@@ -214,7 +263,7 @@ def two_numbers(rng: Random) -> Use:
         ask,
         tool,
         "a calculation",
-        {first: a, second: b},
+        _in_order(tool, {first: a, second: b}),
         result,
         str(total),
         f"{a} {sign} {b} = {total}.",
@@ -256,6 +305,7 @@ def search(rng: Random) -> Use:
         "search search_web web_search find lookup",
         "Search the web.|Find something on the web.|Web search",
         {field: {"type": "string", "description": "What to search"}},
+        _extra(rng),
     )
     ask = _ask(rng, "Search for {w}.|Search the web for {w}.|Find {w} on the web.|search {w}|Look for {w} on the web.", w=what)
     return Use(f"search {what}", ask, tool, "a search", {field: what}, result, found, f"I found: {found}.")
@@ -285,6 +335,13 @@ def with_others(rng: Random, use: Use, family: str) -> list[Schema]:
     distinct = [use.tool, *others_named.values()]
     rng.shuffle(distinct)
     return distinct
+
+
+def no_help(rng: Random, counts: bool) -> list[Schema]:
+    """One or two tools for other tasks; `counts`: the task is arithmetic, which a calculator would help."""
+    others = ["order", "timer", *(("weather", "clock") if counts else ("calculator", "two_numbers"))]
+    made = [FAMILIES[name](rng).tool for name in rng.sample(others, rng.choice((1, 1, 2)))]
+    return list({tool["function"]["name"]: tool for tool in made}.values())
 
 
 def _shuffled(rng: Random, fields: dict[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,9 @@ STARTERS = set(
         "Name My The"
     )
 )
+ENDS = set(
+    listed("largest biggest highest greatest smallest lowest least max min sum larger smaller length weather price status time")
+)
 BEFORE = split(
     "Hi! |Hello, |Hi, |Hey, |Hello! |Please tell me: |Quick question: |Question: |Can you help me? |Tell me: |Ok, "
     "|Next: |So, |Good morning! |I have a question. |Thanks! |Great. |Dear model, |One more: "
@@ -34,6 +37,8 @@ def vary(rng: Random, ask: str) -> str:
         ask = rng.choice(("What's ", "Whats ", "Tell me what is ", "Can you tell me what is ")) + ask[8:]
     if first in STARTERS and rng.random() < 0.25:
         ask = ask[0].lower() + ask[1:]
+    elif ask.split(" ", 1)[0] in ENDS and rng.random() < 0.5:
+        ask = ask[0].upper() + ask[1:]
     if rng.random() < 0.2:
         ask = ask.rstrip("?.")
     if rng.random() < 0.12:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from simplellm.text.parser import Parser, fold, stop_ids
 from simplellm.text.tokenizer import Tokenizer
@@ -12,15 +13,25 @@ from tools.builtin.judge import LONGEST, Table, is_right
 from tools.builtin.model import Model
 from tools.builtin.tasks import Example
 
+MOST = 2048  # prompts at once
+SCORES = 150_000_000  # of attention, in one head, at once
 
-def score(model: Model, tokenizer: Tokenizer, examples: list[Example], at_once: int = 2048) -> tuple[Table, list[str]]:
+
+def _batches(prompts: list[list[int]]) -> Iterator[list[int]]:
+    """Indices of prompts that are answered together, the longest first."""
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i]))
+    while order:
+        num = min(MOST, max(1, SCORES // len(prompts[order[0]]) ** 2))
+        yield order[:num]
+        del order[:num]
+
+
+def score(model: Model, tokenizer: Tokenizer, examples: list[Example]) -> tuple[Table, list[str]]:
     """Per cent right by task and effort, and what was written instead where it was wrong."""
     stops, wrong = sorted(stop_ids(tokenizer)), []
     right: dict[tuple[str, str], list[bool]] = defaultdict(list)
     prompts = [prompt_ids(made, tokenizer) for made in examples]
-    order = sorted(range(len(examples)), key=lambda i: len(prompts[i]))
-    for start in range(0, len(order), at_once):
-        chosen = order[start : start + at_once]
+    for chosen in _batches(prompts):
         for i, written in zip(chosen, greedy(model, [prompts[i] for i in chosen], stops, LONGEST), strict=True):
             made, parser = examples[i], Parser(tokenizer)
             message = fold([*parser.push(written), *parser.finish()])

@@ -47,21 +47,24 @@ SAID = {
     ),
     NO_TOOL: (
         "What is the weather in {c}?|How is the weather in {c} today?|Is it raining in {c}?|What time is it in {c}?|What "
-        "is the temperature in {c}?|weather in {c}|Will it rain in {c} tomorrow?|What is the time?|How warm is it in "
-        "{c}?|What time is it?|What's the weather like in {c}?|What is the weather like?|Tell me the weather in {c}.|How "
-        "cold is it in {c}?|What is the local time in {c}?"
+        "is the temperature in {c}?|weather in {c}|Will it rain in {c} tomorrow?|What is the time?|What day is it today?|"
+        "Which weekday is it?|What day of the week is it?|Is it going to rain tomorrow?|How warm is it in {c}?|What time "
+        "is it?|What's the weather like in {c}?|What is the weather like?|Tell me the weather in {c}.|How cold is it in "
+        "{c}?|What is the local time in {c}?"
     ),
     HARDER: (
         "What is {p}.{d} + {d}.{p}?|What is {a} + {b} * {d}?|{a}*{b}+{d}|What is {s} + {d} * {a}?|{d} * {s} + {a}|"
         "{d}+{s}*{d}|{d}-{s}*{a}|What is {s} * {d} - {a}?|({s} + {d}) * {a}|What is {s}.{d} + {a}?|{s}.{d} - {d}|{s}.{d} "
         "* {s}|Is {s} odd?|Multiply {a} by {s} and add {d}.|Add {a} and {b}, then multiply by {s}.|What is a third of "
-        "{a}?|How much is {s} plus {d} times {a}?|What is {a} squared?|What is {p} to the power of {d}?|{p}^{d}|What is "
-        "the square root of {a}?|What is {p}% of {a}?|Is {a} prime?|Factor {a}.|What is the average of {a}, {b} and {p}?|"
-        "({a} + {b}) * {d}|What is {p}.{d} * {d}?|Solve x + {p} = {a}.|What is {a} mod {p}?|What is {a} / {b}?|{big} + "
-        "{large}|What is {big} * {p}?|Which is larger, {p}.{d} or {d}.{p}?|What is the sine of {p}?|What is {d}! ?|What "
-        "is {large} - {big}?|Round {p}.{d}.|{a} - {p} * {d}|What is {d}/{p} + {a}?|Sort {p}.{d}, {d}.{p} and {a}.|What "
-        "is half of {a}?|What is {a} in binary?|Convert {a} to binary.|What is the cube of {p}?|{a} + {b} + {p} + {d}|"
-        "What is {a}.{p} - {b}?"
+        "{a}?|How much is {s} plus {d} times {a}?|What is {a} squared?|What is {s} times {d} plus {a}?|{s} times {d} "
+        "minus {p}|What is {a} minus {s} times {d}?|Count to {a}.|What is {p} plus {d} minus {s}?|{p} + {s} - {d}|{p} - "
+        "{s} - {d}|What is {p} - {s} + {d}?|{s} * {d} * {p}|What is {p} to the power of {d}?|{p}^{d}|What is the square "
+        "root of {a}?|What is {p}% of {a}?|Is {a} prime?|Factor {a}.|What is the average of {a}, {b} and {p}?|({a} + "
+        "{b}) * {d}|What is {p}.{d} * {d}?|Solve x + {p} = {a}.|What is {a} mod {p}?|What is {a} / {b}?|{big} + {large}|"
+        "What is {big} * {p}?|Which is larger, {p}.{d} or {d}.{p}?|What is the sine of {p}?|What is {d}! ?|What is "
+        "{large} - {big}?|Round {p}.{d}.|{a} - {p} * {d}|What is {d}/{p} + {a}?|Sort {p}.{d}, {d}.{p} and {a}.|What is "
+        "half of {a}?|What is {a} in binary?|Convert {a} to binary.|What is the cube of {p}?|{a} + {b} + {p} + {d}|What "
+        "is {a}.{p} - {b}?"
     ),
 }
 OTHER = (  # answered by UNKNOWN

@@ -8,30 +8,31 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from tools.builtin import arithmetic, columns, functions, talk, texts
+from tools.builtin import arithmetic, columns, functions, needle, talk, texts
 from tools.builtin.phrasing import vary
 from tools.builtin.problem import EFFORTS, Problem
-from tools.builtin.words import KEYS, any_word, city, word
+from tools.builtin.words import KEYS, any_word, city, identifier, word
 
 Message = dict[str, Any]
 
 # Share of each task in training
 SHARES = {
     "add": 10,
-    "subtract": 10,
+    "subtract": 13,
     "multiply": 10,
     "divide": 5,
     "compare": 7,
     "sort": 13,
-    "count": 10,
-    "reverse": 10,
+    "count": 12,
+    "reverse": 15,
     "days": 6,
-    "units": 6,
-    "look_up": 8,
+    "units": 9,
+    "look_up": 11,
     "tools": 14,
     "turns": 9,
     "json": 8,
     "small_talk": 9,
+    "needle": 3,
 }
 PLAIN: dict[str, Callable[[Random, str], Problem]] = {
     "add": arithmetic.add,
@@ -45,6 +46,7 @@ PLAIN: dict[str, Callable[[Random, str], Problem]] = {
     "units": arithmetic.units,
     "look_up": texts.look_up,
     "small_talk": talk.small_talk,
+    "needle": needle.needle,
 }
 STYLED = ("add", "subtract", "multiply", "divide", "compare", "sort", "count", "reverse", "days", "units", "look_up")
 
@@ -88,9 +90,8 @@ def _draw(rng: Random, task: str, effort: str) -> Example:
     messages, answer = _dress(rng, problem, style)
     messages = _earlier(rng, date, messages, style) if rng.random() < 0.2 else messages
     tools = []
-    if rng.random() < 0.1:  # tools that are no help here
-        family = "order" if task == "small_talk" else rng.choice(("weather", "clock", "order", "timer"))
-        tools = [functions.FAMILIES[family](rng).tool]
+    if rng.random() < 0.12:
+        tools = functions.no_help(rng, counts=task in ("add", "subtract", "multiply", "divide", "units", "json"))
     return Example(task, problem.key, effort, date, messages, problem.think, answer, None, tools, problem.held_out)
 
 
@@ -123,7 +124,7 @@ def _dress(rng: Random, problem: Problem, style: str) -> tuple[list[Message], st
             ]
         )
     elif style == "json":
-        key = rng.choice(KEYS) if rng.random() < 0.75 else word(rng, 3, 7)
+        key = rng.choice(KEYS) if rng.random() < 0.4 else identifier(rng, "count length city day name", 0.8)
         answer = json.dumps({key: problem.value})
         instruction = rng.choice(
             [
@@ -208,7 +209,7 @@ def _tool_use(rng: Random, effort: str, date: str) -> Example:
     roll = rng.random()
     if roll < 0.15:
         messages = _earlier(rng, date, messages)
-    elif roll < 0.3 and use.place:
+    elif roll < 0.3 and use.place and use.place in use.arguments.values():
         messages, use = _asked_again(rng, messages, use)
     think = functions.think_call(use, effort)
     held_out = Problem(use.key, use.ask, "", "").held_out
@@ -256,6 +257,8 @@ def _follow_up(rng: Random, effort: str, date: str) -> Example:
     else:
         problem = rng.choice((arithmetic.add, arithmetic.subtract, arithmetic.multiply))(rng, "low")
         total = int(problem.short)
+        if abs(total) >= 10**6:  # the next result shall be a number that the tasks have, of up to seven digits
+            return _follow_up(rng, effort, date)
         kind = rng.choice("+-*") if 0 < total < 10000 else "+-"[total >= 0]
         other = rng.randint(2, 9) if kind == "*" else arithmetic.number(rng, 4)
         total, ask, think, sentence = _continued(rng, effort, total, kind, other)

@@ -8,23 +8,31 @@ from random import Random
 
 from tools.builtin.phrasing import politely, vary
 from tools.builtin.problem import Problem
-from tools.builtin.words import CITIES, COLOURS, DAYS, ITEMS, NOUNS, NUMERALS, QUALITIES, SMALL, VERBS, name_word, word
+from tools.builtin.words import (
+    CITIES,
+    COLOURS,
+    DAYS,
+    ITEMS,
+    KEYS,
+    NAMES,
+    NOUNS,
+    NUMERALS,
+    QUALITIES,
+    SAID,
+    SKIES,
+    SMALL,
+    VERBS,
+    name_word,
+    word,
+)
 
-LISTED = [
-    *ITEMS,
-    *COLOURS,
-    *NOUNS,
-    *VERBS,
-    *QUALITIES,
-    *NUMERALS,
-    *SMALL,
-    *(each.lower() for each in DAYS),
-]  # whose spelling must be learnt
+PLAIN = (*ITEMS, *COLOURS, *NOUNS, *VERBS, *QUALITIES, *NUMERALS, *SMALL, *KEYS, *SKIES, *SAID, *NAMES, *CITIES, *DAYS)
+LISTED = list(dict.fromkeys((*PLAIN, *(each.lower() for each in DAYS))))  # tokens, whose spelling must be learnt
 
 
 def _some_word(rng: Random, longest: int) -> str:
-    made = rng.choice([each for each in LISTED if len(each) > 2]) if rng.random() < 0.3 else word(rng, 3, longest)
-    return made.capitalize() if rng.random() < 0.12 else made
+    made = rng.choice(LISTED) if rng.random() < 0.45 else word(rng, 3, longest)
+    return made.capitalize() if rng.random() < 0.15 else made
 
 
 def _ask(rng: Random, phrases: str, **values: object) -> str:

@@ -58,6 +58,25 @@ SMALL = listed(
     "then time very well what when where which while would could should about after again before there these those count add "
     "sort reverse spell turn word letter letters number numbers backwards appears answer please today tomorrow"
 )
+SAID = listed(  # what the tasks and their answers are worded with
+    "adding ago am among an analysis arithmetic around arrange article as ascending asked asks assistant at ate away "
+    "bags bare bigger biggest binary borrow box brief briefly built buys by calculate calculation calculator cannot "
+    "carry celsius cent centimeter centimeters cents centuries century channel characters check clear clock coat "
+    "colour columns comes compare comparing compute condition convert cost costs countdown counting current data date "
+    "days decade decades decreasing degrees descending differ difference digit digits divide divided division does "
+    "dollar dollars duration else entry euro euros evaluate every expert explanation expression fahrenheit far feet "
+    "fetch field final foot forecast form formula found friendly friends functions gives goodbye gram grams greater "
+    "greatest greeting had hello helpful highest holds homework hours hundred hundreds if in inches included "
+    "increasing input into is it item key kilogram kilograms kilometer kilometers language larger largest late learnt "
+    "least left length less list lists liter liters local location lower lowest makes max maximum me medium message "
+    "meter meters milliliter milliliters millimeters min mine minimum minus minutes mistakes model months multiplied "
+    "multiply my needs no nothing object occur of often on ones or order output plus polite price prices product "
+    "products pupils query questions raining remainder reply response rest result reversed reversing rows runs says "
+    "search second seconds shares shop short smaller smallest so sold solution some something sorting spelled started "
+    "status still string subtract sum sums task temperature tens term text thanks their things thousands through "
+    "timer times tiny to together tool tools total town track trained true tutor type unit units up user value wants "
+    "we weather web weekday weekdays weeks welcome were who will words years yes your yourself"
+)
 SKIES = listed("sunny cloudy rainy windy foggy snowy stormy clear")
 
 ONSETS = listed("b c d f g h j k l m n p r s t v w z br cl dr fl gr kn pl pr sh sl sn sp st str th tr")
@@ -78,7 +97,9 @@ def word(rng: Random, shortest: int = 3, longest: int = 10) -> str:
 
 def any_word(rng: Random, longest: int = 12) -> str:
     """A word of the lists, or an unseen one."""
-    return rng.choice(rng.choice((NOUNS, VERBS, QUALITIES, ITEMS, COLOURS))) if rng.random() < 0.3 else word(rng, 3, longest)
+    return (
+        rng.choice(rng.choice((NOUNS, VERBS, QUALITIES, ITEMS, COLOURS, KEYS))) if rng.random() < 0.4 else word(rng, 3, longest)
+    )
 
 
 def name_word(rng: Random) -> str:
@@ -102,6 +123,6 @@ def city(rng: Random) -> str:
 def identifier(rng: Random, choices: str, unseen: float = 0.3) -> str:
     """One of the names in `choices`, or (with that chance) an unseen one, such as a tool might have."""
     if rng.random() < unseen:
-        made = word(rng, 3, 6)
-        return f"{made}_{word(rng, 3, 5)}" if rng.random() < 0.4 else made
+        made = any_word(rng, 6) if rng.random() < 0.6 else word(rng, 3, 6)
+        return f"{made}_{any_word(rng, 5)}" if rng.random() < 0.4 else made
     return rng.choice(choices.split())
