@@ -1,4 +1,4 @@
-"""The dense projections: y = x W^T (+ b), by dense_stream.py for few tokens and by cuBLAS for many.
+"""The dense projections: y = x W^T (+ b), by dense_gemv.py or dense_ring.py for few tokens and by cuBLAS for many.
 
 linear: x [T, K], W [N, K], b [N] -> [T, N] bf16. lm_head: logits in float32, not rounded to bf16. norm_qkv: the residual
 sum and the norm before, RoPE and the append to the KV pages behind; rotation in float32 with the table unrounded, one
@@ -7,62 +7,63 @@ rounding at the end (from cuBLAS: q, k, v are rounded before it too). All move N
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from triton import cdiv
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from simplellm.kernels.hopper import dense_stream
+from simplellm.kernels.hopper import dense_gemv, dense_ring
 from simplellm.kernels.hopper.dense_rope import rope_append
 from simplellm.kernels.hopper.launch import launch, num_sms
 from simplellm.kernels.hopper.norm import add_norm
 from simplellm.kernels.spans import Spans
 
-MAX_STREAMED, MAX_STREAMED_LOGITS = 2, 0  # tokens; above, cuBLAS, which is the faster one
-MAX_FUSED = 1  # tokens whose residual sum and norm every CTA redoes; above, a kernel before it does them once
-SHARED = 112 << 10  # bytes of shared memory a CTA may have if two are to fit a multiprocessor
 
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How dense_kernel is cut: see there. `per_sm` CTAs are resident on a multiprocessor."""
+class Gemv(NamedTuple):
+    """How gemv_kernel is cut: see there."""
 
     rows: int  # of a tile
     warps: int
-    wk: int  # warps along k
-    unit: int
-    ahead: int
-    per_sm: int
+    unit: int  # pieces of the next tile that are loaded together
+    per_sm: int  # CTAs a multiprocessor, which loop over the tiles; 0: a tile a CTA
     maxnreg: int
 
 
-PLANS = {  # by token columns
-    8: Plan(16, 8, 8, 2, 3, 2, 128),
-    16: Plan(32, 8, 8, 2, 2, 2, 128),
-    32: Plan(64, 8, 2, 2, 2, 2, 128),
-    64: Plan(128, 8, 1, 1, 3, 2, 128),
+class Ring(NamedTuple):
+    """How ring_kernel is cut: see there."""
+
+    rows: int  # of a tile
+    warps: int
+    depth: int  # stages of the ring
+    per_sm: int  # CTAs a multiprocessor, which loop over the tiles
+
+
+# By the op and the most tokens; beyond the last, cuBLAS, which is the faster one there.
+PLANS: dict[str, dict[int, Gemv | Ring]] = {
+    "qkv": {1: Gemv(16, 16, 6, 1, 128), 2: Gemv(8, 8, 6, 2, 128)},
+    "linear": {2: Gemv(8, 8, 8, 2, 128), 8: Ring(16, 4, 5, 2), 16: Ring(16, 4, 10, 1)},
+    "logits": {2: Gemv(8, 8, 6, 0, 128), 8: Ring(32, 4, 8, 1), 16: Ring(32, 4, 7, 1)},
 }
-FUSED = Plan(32, 8, 8, 2, 2, 2, 128)
-LOGITS = {8: Plan(32, 8, 8, 2, 2, 2, 128), 16: Plan(32, 8, 8, 2, 2, 2, 128), 32: Plan(64, 16, 4, 1, 2, 1, 128)}
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x [T, K], weight [N, K], bias [N] -> [T, N] bf16."""
-    if len(x) > MAX_STREAMED:
+    plan = _plan("linear", len(x))
+    if plan is None:
         return torch.addmm(bias, x, weight.T)
     y = x.new_empty(len(x), len(weight))
-    _stream("linear", x, weight, bias, y)
+    _multiply("linear", plan, x, weight, bias, y)
     return y
 
 
 def lm_head(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """x [N, H], weight [V, H] -> logits [N, V] float32."""
-    if len(x) > MAX_STREAMED_LOGITS:
+    plan = _plan("logits", len(x))
+    if plan is None:
         return torch.mm(x, weight.T, out_dtype=torch.float32)
     logits = x.new_empty(len(x), len(weight), dtype=torch.float32)
-    _stream("logits", x, weight, None, logits)
+    _multiply("logits", plan, x, weight, None, logits)
     return logits
 
 
@@ -86,25 +87,26 @@ def norm_qkv(
     (weight,), (bias,) = weights, biases
     assert spans.work is not None and kv.shape[3:] == (128, 64) and kv[0].is_contiguous() and rope.is_contiguous()
     assert spans.rows.dtype == spans.positions.dtype == pages.dtype == torch.int32 and pages.stride(1) == 1
-    num_tokens, kv_heads = len(x), kv.shape[2]
-    fused = num_tokens <= MAX_FUSED
-    if not fused:
+    plan = _plan("qkv", len(x))
+    if plan is None:
         x, y = add_norm(x, parts, gain, eps)
-        if num_tokens > MAX_STREAMED:
-            return x, rope_append(torch.addmm(bias, y, weight.T), rope, spans, pages, kv)
-    q = x.new_empty(num_tokens, len(weight) // 64 - 2 * kv_heads, 64)
-    rotation = rope, spans.rows, spans.positions, spans.work.counts, pages, pages.stride(0), kv, kv.stride(0)
-    if not fused:
-        _stream("qkv", y, weight, bias, q, rotation=rotation, kv_heads=kv_heads)
-        return x, q
-    new = x if parts is None else torch.empty_like(x)
+        return x, rope_append(torch.addmm(bias, y, weight.T), rope, spans, pages, kv)
     assert gain.is_contiguous() and (parts is None or (parts.is_contiguous() and parts.shape[::2] == x.shape))
-    _stream("qkv", x, weight, bias, q, (parts, gain, new, eps), rotation, kv_heads)
+    kv_heads = kv.shape[2]
+    q = x.new_empty(len(x), len(weight) // 64 - 2 * kv_heads, 64)
+    new = x if parts is None else torch.empty_like(x)
+    rotation = rope, spans.rows, spans.positions, spans.work.counts, pages, pages.stride(0), kv, kv.stride(0)
+    _multiply("qkv", plan, x, weight, bias, q, (parts, gain, new, eps), rotation, kv_heads)
     return new, q
 
 
-def _stream(
+def _plan(kind: str, num_tokens: int) -> Gemv | Ring | None:
+    return next((plan for most, plan in PLANS[kind].items() if num_tokens <= most), None)
+
+
+def _multiply(
     kind: str,
+    plan: Gemv | Ring,
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -113,41 +115,21 @@ def _stream(
     rotation: tuple[Any, ...] = (None, None, None, None, None, 0, None, 0),
     kv_heads: int = 0,
 ) -> None:
-    num_tokens = len(x)
-    fused = norm[1] is not None
+    num_tokens, (rows, k) = len(x), weight.shape
     assert x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype == torch.bfloat16
-    columns = next(n for n in PLANS if num_tokens <= n)
-    plan, tiles, splits, grid = _cut(kind, columns, fused, *weight.shape)
-    workspace = arrived = None
-    if splits > 1:
-        workspace = x.new_empty(tiles * splits * plan.rows * columns, dtype=torch.float32)
-        arrived = _arrived(x.device)
-    launch(
-        dense_stream.dense_kernel, (grid,), weight, bias, x, y, num_tokens, *norm, *rotation, workspace, arrived,
-        M=weight.shape[0], K=weight.shape[1], N=columns, KIND=kind, PARTS=0 if norm[0] is None else norm[0].shape[1],
-        NT=1 << (num_tokens - 1).bit_length() if fused else 0, KV_HEADS=kv_heads, ROWS=plan.rows, WK=plan.wk, U=plan.unit,
-        AHEAD=plan.ahead, SPLITS=splits, num_warps=plan.warps, maxnreg=plan.maxnreg,
-    )  # fmt: skip
-
-
-@cache
-def _cut(kind: str, columns: int, fused: bool, rows: int, k: int) -> tuple[Plan, int, int, int]:
-    """(plan, tiles of rows, pieces of k, CTAs): as few pieces as let plan.per_sm CTAs share a multiprocessor."""
-    assert rows % 16 == 0 and k % 64 == 0
-    plan = FUSED if fused else LOGITS[columns] if kind == "logits" else PLANS[columns]
-    tiles = cdiv(rows, plan.rows)
-    blocks, splits = plan.unit * plan.wk, 1
-    while kind != "logits" and not fused:
-        units = cdiv(cdiv(k // 32, splits), blocks)
-        if units * blocks * columns * 64 + plan.wk * plan.rows * columns * 4 <= SHARED:
-            break
-        splits += 1
-    units = cdiv(cdiv(k // 32, splits), blocks)
-    plan = replace(plan, ahead=min(plan.ahead, units))
-    return plan, tiles, splits, min(tiles, num_sms() * plan.per_sm) if kind == "logits" else tiles * splits
-
-
-@cache
-def _arrived(device: torch.device) -> torch.Tensor:
-    """Counters of dense_kernel, which leaves them at zero; one launch uses them at a time."""
-    return torch.zeros(4096, dtype=torch.int32, device=device)
+    assert rows % plan.rows == 0 and k % 64 == 0
+    tiles = rows // plan.rows
+    grid = min(tiles, plan.per_sm * num_sms()) if plan.per_sm else tiles
+    if isinstance(plan, Gemv):
+        launch(
+            dense_gemv.gemv_kernel, (grid,), weight, bias, x, y, *norm, *rotation, M=rows, K=k, T=num_tokens, KIND=kind,
+            PARTS=0 if norm[0] is None else norm[0].shape[1], KV_HEADS=kv_heads, ROWS=plan.rows, U=plan.unit,
+            LOOP=grid < tiles, num_warps=plan.warps, maxnreg=plan.maxnreg,
+        )  # fmt: skip
+    else:
+        assert kind != "qkv"
+        half = TensorDescriptor.from_tensor(weight, [plan.rows // 2, 64 * plan.warps], gl.NVMMASharedLayout(128, 16, 2))
+        launch(
+            dense_ring.ring_kernel, (grid,), half, bias, x, y, num_tokens, M=rows, K=k, N=8 if num_tokens <= 8 else 16,
+            KIND=kind, DEPTH=plan.depth, num_warps=plan.warps, maxnreg=128,
+        )  # fmt: skip

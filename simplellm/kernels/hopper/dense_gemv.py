@@ -1,13 +1,16 @@
 # mypy: disable-error-code="no-untyped-def, misc"
-"""y [T, M] = x [T, K] W [M, K]^T for T = 1 .. 4 on the CUDA cores: M K weights read once, whole rows, in the order of memory.
+"""y [T, M] = x [T, K] W [M, K]^T for few tokens on the CUDA cores: M K weights read once, whole rows, in the order of memory.
 
 A warp takes a row at a time: lane l reads the words (two bf16) 4 l .. 4 l + 3 of each piece of 128 words, so that a load of a
 warp is 512 contiguous bytes. Exact products, sums in float32: along the pieces in a lane, then over the lanes. Tokens lie in
 shared memory, as bf16. All of a warp's first rows is in flight before the wait for the kernel before.
 
 Work: a CTA takes a tile of ROWS rows, or (LOOP) every G-th of G CTAs, U pieces of the next tile being loaded as soon as U of
-this one's are done with. "qkv": a tile is ROWS / 2 pairs of rows i, i + 32 of a head; norm before, RoPE and append behind, as
-in dense_stream.py.
+this one's are done with.
+
+"qkv": first the T rows of x and PARTS parts of each are added and normed, in every CTA; CTA 0 keeps the sum. A tile is ROWS / 2
+pairs of rows i, i + 32 of a head, as RoPE turns them; q goes to y [T, heads, 64], k and v of real tokens to their pages.
+"linear": y in bf16, with the bias. "logits": y in float32, without one.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from simplellm.kernels.hopper.dense_stream import _finish_qkv, _power_of_two
-
 PIECE = gl.constexpr(128)  # words a warp loads at once
+
+
+@gluon.constexpr_function
+def _power_of_two(n):
+    return 1 << (n - 1).bit_length()
 
 
 @gluon.jit
@@ -37,17 +43,17 @@ def _point(w_ptr, tile, K: gl.constexpr, ROWS: gl.constexpr, QKV: gl.constexpr):
 
 
 @gluon.jit
-def _load_piece(words, inside, j: gl.constexpr, K: gl.constexpr, LOOP: gl.constexpr, EVICT: gl.constexpr):
+def _load_piece(words, inside, j: gl.constexpr, K: gl.constexpr, LOOP: gl.constexpr):
     L: gl.constexpr = words.type.layout
     at = words + j * PIECE
     RAGGED: gl.constexpr = (j + 1) * PIECE > K // 2
     if RAGGED:
         column = gl.expand_dims(gl.arange(0, PIECE, layout=gl.SliceLayout(0, L)), 0)
-        w = gl.load(at, mask=inside & (column < K // 2 - j * PIECE), other=0, eviction_policy=EVICT)
+        w = gl.load(at, mask=inside & (column < K // 2 - j * PIECE), other=0, eviction_policy="evict_first")
     elif LOOP:
-        w = gl.load(at, mask=inside, other=0, eviction_policy=EVICT)
+        w = gl.load(at, mask=inside, other=0, eviction_policy="evict_first")
     else:
-        w = gl.load(at, eviction_policy=EVICT)
+        w = gl.load(at, eviction_policy="evict_first")
     return w
 
 
@@ -62,8 +68,7 @@ def _high(words):
 
 
 @gluon.jit
-def _sum_tile(pending, words, ahead, xs, T: gl.constexpr, K: gl.constexpr, U: gl.constexpr, LOOP: gl.constexpr,
-              EVICT: gl.constexpr):  # fmt: skip
+def _sum_tile(pending, words, ahead, xs, T: gl.constexpr, K: gl.constexpr, U: gl.constexpr, LOOP: gl.constexpr):
     """Sums [ROWS] of the pending tile for each token; then the pieces of the tile at `words`, which there is if `ahead`"""
     L: gl.constexpr = words.type.layout
     PIECES: gl.constexpr = (K // 2 + PIECE - 1) // PIECE
@@ -79,7 +84,7 @@ def _sum_tile(pending, words, ahead, xs, T: gl.constexpr, K: gl.constexpr, U: gl
         acc = total
         if LOOP and ((j + 1) % U == 0 or j + 1 == PIECES):
             for i in gl.static_range(j // U * U, j + 1):
-                pending = pending + (_load_piece(words, ahead, i, K, True, EVICT),)
+                pending = pending + (_load_piece(words, ahead, i, K, True),)
     y = ()
     for t in gl.static_range(T):
         y = y + (gl.sum(acc[t], 1),)  # type: ignore[assignment]
@@ -135,6 +140,22 @@ def _fetch(tile, bias_ptr, rope_ptr, positions, T: gl.constexpr, ROWS: gl.conste
 
 
 @gluon.jit
+def _finish_qkv(y0, y1, cos, sin, q_ptr, kv_ptr, kv_stride, slot, head, i, t, real,
+                Q_HEADS: gl.constexpr, KV_HEADS: gl.constexpr):  # fmt: skip
+    """Rotate in float32, round once; q to q_ptr [T, Q_HEADS, 64], k and v of a real token to its slot"""
+    turn = head < Q_HEADS + KV_HEADS
+    z0 = gl.where(turn, y0 * cos - y1 * sin, y0).to(gl.bfloat16)
+    z1 = gl.where(turn, y1 * cos + y0 * sin, y1).to(gl.bfloat16)
+    to_q = q_ptr + ((t * Q_HEADS + head) * 64 + i)
+    gl.store(to_q, z0, mask=head < Q_HEADS)
+    gl.store(to_q + 32, z1, mask=head < Q_HEADS)
+    kind = (head >= Q_HEADS + KV_HEADS).to(gl.int32)
+    to_kv = kv_ptr + (kind * kv_stride + slot + ((head - Q_HEADS - kind * KV_HEADS) * (128 * 64) + i))
+    gl.store(to_kv, z0, mask=(head >= Q_HEADS) & real)
+    gl.store(to_kv + 32, z1, mask=(head >= Q_HEADS) & real)
+
+
+@gluon.jit
 def _finish(y, tile, found, y_ptr, slots, num_tokens, kv_ptr, kv_stride,
             T: gl.constexpr, M: gl.constexpr, ROWS: gl.constexpr, KIND: gl.constexpr, KV_HEADS: gl.constexpr):  # fmt: skip
     """Bias and rounding; of "qkv" RoPE and append too"""
@@ -147,7 +168,7 @@ def _finish(y, tile, found, y_ptr, slots, num_tokens, kv_ptr, kv_stride,
             y0, y1 = gl.split(gl.convert_layout(y[t].reshape([2, HALF]).permute([1, 0]), LP))
             y0 += found[0].to(gl.float32)
             y1 += found[1].to(gl.float32)
-            _finish_qkv(y0, y1, found[2 + 2 * t], found[3 + 2 * t], y_ptr, kv_ptr, kv_stride, slots[t], head, i, t, i < 32,
+            _finish_qkv(y0, y1, found[2 + 2 * t], found[3 + 2 * t], y_ptr, kv_ptr, kv_stride, slots[t], head, i, t,
                         t < num_tokens, M // 64 - 2 * KV_HEADS, KV_HEADS)  # fmt: skip
     else:
         row = tile * ROWS + gl.arange(0, ROWS, layout=y[0].type.layout)
@@ -158,15 +179,14 @@ def _finish(y, tile, found, y_ptr, slots, num_tokens, kv_ptr, kv_stride,
                 gl.store(y_ptr + (t * M + row), (y[t] + found[0].to(gl.float32)).to(gl.bfloat16))
 
 
-@gluon.jit(do_not_specialize=["pages_stride"])
+@gluon.jit(do_not_specialize=["pages_stride"], repr=lambda s: f"dense_{s.constants['KIND']}")
 def gemv_kernel(
     w_ptr, bias_ptr, x_ptr, y_ptr,
     parts_ptr, gain_ptr, new_ptr, eps,
     rope_ptr, rows_ptr, positions_ptr, counts_ptr, pages_ptr, pages_stride, kv_ptr, kv_stride,
-    M: gl.constexpr, K: gl.constexpr, T: gl.constexpr, KIND: gl.constexpr, NORM: gl.constexpr, PARTS: gl.constexpr,
-    KV_HEADS: gl.constexpr, ROWS: gl.constexpr, U: gl.constexpr, LOOP: gl.constexpr, EVICT: gl.constexpr,
+    M: gl.constexpr, K: gl.constexpr, T: gl.constexpr, KIND: gl.constexpr, PARTS: gl.constexpr, KV_HEADS: gl.constexpr,
+    ROWS: gl.constexpr, U: gl.constexpr, LOOP: gl.constexpr,
 ):  # fmt: skip
-    """NORM: the T rows of x and PARTS parts of each are added and normed first, in every CTA; CTA 0 keeps the sum."""
     PIECES: gl.constexpr = (K // 2 + PIECE - 1) // PIECE
     WIDE: gl.constexpr = _power_of_two(PIECES * PIECE)
     TILES: gl.constexpr = M // ROWS
@@ -174,8 +194,8 @@ def gemv_kernel(
     words = _point(w_ptr, tile, K, ROWS, KIND == "qkv")
     pending = ()
     for j in gl.static_range(PIECES):
-        pending = pending + (_load_piece(words, tile < TILES, j, K, False, EVICT),)  # type: ignore[assignment]
-    if NORM:
+        pending = pending + (_load_piece(words, tile < TILES, j, K, False),)  # type: ignore[assignment]
+    if KIND == "qkv":
         LN: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
         column = gl.arange(0, 2 * WIDE, layout=LN)
         gain = gl.load(gain_ptr + column, mask=column < K, other=0.0)
@@ -194,7 +214,7 @@ def gemv_kernel(
     if not LOOP:
         found = _fetch(tile, bias_ptr, rope_ptr, positions, T, ROWS, KIND)
     xs = gl.allocate_shared_memory(gl.int32, [T, WIDE], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if NORM:
+    if KIND == "qkv":
         _norm_tokens(xs, gain, x_ptr, parts_ptr, new_ptr, eps, T, K, WIDE, PARTS)
     else:
         _copy_tokens(xs, x_ptr, T, K, WIDE)
@@ -203,8 +223,8 @@ def gemv_kernel(
         for this in range(tile, TILES, gl.num_programs(0)):
             words = _point(w_ptr, this + gl.num_programs(0), K, ROWS, KIND == "qkv")
             found = _fetch(this, bias_ptr, rope_ptr, positions, T, ROWS, KIND)
-            y, pending = _sum_tile(pending, words, this + gl.num_programs(0) < TILES, xs, T, K, U, True, EVICT)
+            y, pending = _sum_tile(pending, words, this + gl.num_programs(0) < TILES, xs, T, K, U, True)
             _finish(y, this, found, y_ptr, slots, num_tokens, kv_ptr, kv_stride, T, M, ROWS, KIND, KV_HEADS)
     else:
-        y, pending = _sum_tile(pending, words, False, xs, T, K, U, False, EVICT)
+        y, pending = _sum_tile(pending, words, False, xs, T, K, U, False)
         _finish(y, tile, found, y_ptr, slots, num_tokens, kv_ptr, kv_stride, T, M, ROWS, KIND, KV_HEADS)

@@ -34,6 +34,7 @@ from simplellm.kernels.hopper.router import Route
 
 # pairs of a slot -> blocks of a unit, rows of a tile, warps, CTAs an SM, mma.sync or else wgmma, register limit
 CONFIG = {8: (3, 128, 4, 4, True, 128), 16: (9, 128, 8, 2, True, 128), 32: (5, 256, 16, 1, False, 128)}
+NARROW = False  # in launches of 16 columns, multiply slots of up to 8 pairs as 8 columns
 SHARED_BYTES = 227 << 10  # of an SM
 WORDS = gl.constexpr(BLOCK_WORDS)
 ACQUIRE = gl.constexpr("ld.global.acquire.gpu.u32 $0, [$1];")
@@ -85,6 +86,45 @@ def _add_parts(acc, part, cnt_ptr, c, last):
     return acc
 
 
+@gluon.jit
+def _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM: gl.constexpr, N: gl.constexpr, BIG: gl.constexpr,
+              NS: gl.constexpr, KB: gl.constexpr, U: gl.constexpr, R: gl.constexpr, SYNC: gl.constexpr):  # fmt: skip
+    """Units k .. kend - 1 of a tile, of which w, s are the first, times the first N rows of x
+
+    -> sums, and the address and words of the unit at nxt, unit k_next of its tile. where: offsets of words and scales, their
+    row groups, and the stripes left at this tile and the next.
+    """
+    STRIPE: gl.constexpr = KB * WORDS
+    LA: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=LM, k_width=2)
+    LB: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=LM, k_width=2)
+    acc = gl.zeros([16 * R, N], gl.float32, layout=LM)
+    wo = clip(where[0], where[2], where[4], R, NS, STRIPE)
+    so = clip(where[1], where[3], where[4], R, NS, STRIPE)
+    for kk in range(k, kend):
+        base += U * WORDS
+        ahead = kk + 1
+        if kk + 1 == kend:
+            base = nxt
+            ahead = k_next
+            wo = clip(where[0], where[2], where[5], R, NS, STRIPE)
+            so = clip(where[1], where[3], where[5], R, NS, STRIPE)
+        w_next, s_next = load_unit(base + wo, base + so, KB - ahead * U, U, KB)
+        for j in gl.static_range(U):
+            a = fragment(w[j], s[j], R, LA, BIG)
+            b = xs.index(kk * U + j)
+            if N < xs.shape[1]:
+                b = b.slice(0, N)
+            b = b.permute((1, 0))
+            if SYNC:
+                acc = mma_v2(a, b.load(LB), acc)
+            else:
+                acc = warpgroup_mma(a, b, acc, is_async=True)
+                acc = warpgroup_mma_wait(1 if j < U - 1 else 0, (acc,))
+        w = w_next
+        s = s_next
+    return acc, base, w, s
+
+
 @gluon.jit(repr=lambda s: "experts_down" if s.constants["DOWN"] else "experts_gate_up")
 def moe_kernel(
     w_ptr,
@@ -105,8 +145,9 @@ def moe_kernel(
     U: gl.constexpr,
     R: gl.constexpr,
     SYNC: gl.constexpr,
+    NARROW: gl.constexpr,
 ):
-    """gate_up, or down (DOWN), of matrices of NS stripes of KB blocks.
+    """gate_up, or down (DOWN), of matrices of NS stripes of KB blocks. NARROW: slots of up to 8 rows as 8 columns.
 
     x_ptr rows of 64 KB; map_ptr[sorted pair]: gate_up, the token (row of x to read; its output stays in sorted order); down,
     the pair (row to write); gate_ptr[sorted pair] weights (down). ws_ptr [CTAs, 16 R, N] float32, cnt_ptr [CTAs] zeros.
@@ -118,8 +159,6 @@ def moe_kernel(
     LM: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2 if SYNC else 3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8] if SYNC else [16, N, 16]
     )
-    LA: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=LM, k_width=2)
-    LB: gl.constexpr = gl.DotOperandLayout(operand_index=1, parent=LM, k_width=2)
     if not DOWN:  # the kernel before is the router
         gdc_wait()
         gdc_launch_dependents()
@@ -189,29 +228,17 @@ def moe_kernel(
             async_copy.wait_group(0)
             fence_async_shared()
         gl.thread_barrier()
-        acc = gl.zeros([16 * R, N], gl.float32, layout=LM)
-        wo = clip(woff, wrow, NS - tile * WG, R, NS, STRIPE)
-        so = clip(soff, srow, NS - tile * WG, R, NS, STRIPE)
         # 3. unpack and multiply, the next unit's loads in flight
-        for kk in range(k, kend):
-            base += U * WORDS
-            ahead = kk + 1
-            if kk + 1 == kend:
-                base = nxt
-                ahead = k_next
-                wo = clip(woff, wrow, NS - t_next * WG, R, NS, STRIPE)
-                so = clip(soff, srow, NS - t_next * WG, R, NS, STRIPE)
-            w_next, s_next = load_unit(base + wo, base + so, KB - ahead * U, U, KB)
-            for j in gl.static_range(U):
-                a = fragment(w[j], s[j], R, LA, BIG)
-                b = xs.index(kk * U + j).permute((1, 0))
-                if SYNC:
-                    acc = mma_v2(a, b.load(LB), acc)
-                else:
-                    acc = warpgroup_mma(a, b, acc, is_async=True)
-                    acc = warpgroup_mma_wait(1 if j < U - 1 else 0, (acc,))
-            w = w_next
-            s = s_next
+        where = (woff, soff, wrow, srow, NS - tile * WG, NS - t_next * WG)
+        if NARROW:
+            if ne_cur <= 8:
+                half, base, w, s = _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM, 8, BIG, NS, KB, U, R, SYNC)
+                acc = gl.join(half, gl.zeros_like(half)).permute([0, 2, 1]).reshape([16 * R, N])
+                acc = gl.convert_layout(acc, LM, assert_trivial=True)
+            else:
+                acc, base, w, s = _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM, N, BIG, NS, KB, U, R, SYNC)
+        else:
+            acc, base, w, s = _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM, N, BIG, NS, KB, U, R, SYNC)
         # 4. the tile's end: hand the part on, or collect the others' and finish
         head = u - k  # first unit of the tile in the list
         if head < u0:
@@ -278,6 +305,7 @@ def _run(stream: Stream, x: torch.Tensor, out: torch.Tensor, route: Route, rows:
         U=unit,
         R=tile // 16,
         SYNC=sync,
+        NARROW=NARROW and sync and route.width == 16,
         num_warps=warps,
         maxnreg=registers,
     )

@@ -34,7 +34,7 @@ SCALES_BIG = gl.constexpr("{ .reg .b32 m; mov.b32 m, 0x00400040;" + _BYTES + _RA
 
 
 @gluon.jit
-def _halves(r):
+def halves(r):
     """int32 that holds a bf16 pair -> [..., 2] bf16."""
     lo = r.to(gl.int16).to(gl.bfloat16, bitcast=True)
     hi = (r >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
@@ -44,6 +44,12 @@ def _halves(r):
 @gluon.jit
 def fragment(w, s, R: gl.constexpr, LA: gl.constexpr, BIG: gl.constexpr):
     """Words [R, 8, 4, 4] and scale words [R, 8] -> bf16 [16 R, 64] in the registers of the MMA's A operand."""
+    return gl.convert_layout(unpack_rows(w, s, R, BIG).reshape([16 * R, 64]), LA, assert_trivial=True)
+
+
+@gluon.jit
+def unpack_rows(w, s, R: gl.constexpr, BIG: gl.constexpr):
+    """Words [R, 8, 4, 4] and scale words [R, 8] -> bf16 [R, 16, 64]."""
     d00, d01, d10, d11 = gl.inline_asm_elementwise(
         SCALES_BIG if BIG else SCALES,
         "=&r,=&r,=&r,=&r,r",
@@ -65,9 +71,8 @@ def fragment(w, s, R: gl.constexpr, LA: gl.constexpr, BIG: gl.constexpr):
         is_pure=True,
         pack=1,
     )
-    a = gl.join(gl.join(_halves(r0), _halves(r2)), gl.join(_halves(r1), _halves(r3)))  # r g q j1 j0 p c h
-    a = a.permute([0, 7, 1, 3, 4, 6, 2, 5]).reshape([16 * R, 64])
-    return gl.convert_layout(a, LA, assert_trivial=True)
+    a = gl.join(gl.join(halves(r0), halves(r2)), gl.join(halves(r1), halves(r3)))  # r g q j1 j0 p c h
+    return a.permute([0, 7, 1, 3, 4, 6, 2, 5]).reshape([R, 16, 64])
 
 
 @gluon.jit
@@ -115,6 +120,12 @@ def load_unit(wp, sp, left, U: gl.constexpr, KB: gl.constexpr):
 def swiglu(y, LIMIT: gl.constexpr, R: gl.constexpr, N: gl.constexpr):
     """[16 R, N] -> [8 R, N]: row 16 r + g is a gate, row 16 r + 8 + g its up."""
     g, u = y.reshape([R, 2, 8, N]).permute([0, 2, 3, 1]).split()
-    g = gl.minimum(g.reshape([8 * R, N]), LIMIT)
-    u = gl.minimum(gl.maximum(u.reshape([8 * R, N]), -LIMIT), LIMIT)
+    return activate(g.reshape([8 * R, N]), u.reshape([8 * R, N]), LIMIT)
+
+
+@gluon.jit
+def activate(g, u, LIMIT: gl.constexpr):
+    """Gates and ups of any shape -> activations."""
+    g = gl.minimum(g, LIMIT)
+    u = gl.minimum(gl.maximum(u, -LIMIT), LIMIT)
     return g / (1.0 + gl.exp(-SLOPE * g)) * (u + 1.0)

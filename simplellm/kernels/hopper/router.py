@@ -19,11 +19,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from simplellm.kernels.hopper import router_few
 from simplellm.kernels.hopper.launch import launch, num_sms
 from simplellm.kernels.hopper.norm import add_norm
 from simplellm.kernels.spans import Spans
 
 CHOICES = tl.constexpr(4)
+FEW = 0  # tokens up to which router_few.py does it
 ONE_LAUNCH = 64  # tokens
 SMALL = 256  # tokens up to which there are slots
 SLICE = 8  # experts of a program
@@ -285,8 +287,11 @@ def norm_router(
         slots=empty(2 * (num_experts + 4 * num_tokens // width) + 4, dtype=torch.int32) if num_tokens <= SMALL else None,
         width=width,
     )
-    one = _one_launch if num_tokens <= ONE_LAUNCH else _many_launches
-    return *one(x, parts, gain, eps, w, b, spans.work.counts, route), route
+    if num_tokens <= FEW:
+        do = router_few.norm_and_route
+    else:
+        do = _one_launch if num_tokens <= ONE_LAUNCH else _many_launches
+    return *do(x, parts, gain, eps, w, b, spans.work.counts, route), route
 
 
 def _lists(route: Route, num_tokens: int) -> tuple[tuple[torch.Tensor, ...], dict[str, Any]]:

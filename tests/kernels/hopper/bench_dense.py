@@ -1,9 +1,10 @@
-"""Times of the dense ops of gpt-oss on the GPU at hand, for some plans of the streaming kernel, next to cuBLAS.
+"""Times of the dense ops of gpt-oss on the GPU at hand: the product's plans, some alternatives, and cuBLAS.
 
     python -m tests.kernels.hopper.bench_dense
 
-Each line: 16 calls in a CUDA graph over copies of the weights that fill 300 MB (more than the L2), the median of 7 replays.
-norm_qkv is the whole op, the norm's own kernel included where it is not fused; cuBLAS's line is the product and bias alone.
+Each line: 16 calls in a CUDA graph over copies of random weights that fill 300 MB (more than the L2), the median of 7 replays;
+first the results of one call are compared with cuBLAS's ("WRONG" if they are more than 1 % off). "qkv" is the whole op, with
+cuBLAS three kernels. Rings come last: a wrong barrier there would hang, and the lines before stand.
 """
 
 from __future__ import annotations
@@ -12,55 +13,96 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from typing import NamedTuple
+from unittest.mock import patch
 
 import torch
 
 from simplellm.kernels.hopper import dense
-from simplellm.kernels.hopper.dense import Plan
+from simplellm.kernels.hopper.dense import PLANS, Gemv, Ring
 from simplellm.kernels.hopper.launch import compiling
-from tests.kernels.hopper.test_dense import make_qkv
+from tests.kernels.hopper.test_dense import Qkv, make_qkv
 
 CALLS, REPLAYS = 16, 7
-SHAPES = {"qkv": (5120, 2880), "o": (2880, 4096), "lm_head": (201088, 2880)}
-SMALL = [Plan(16, 8, 8, 2, 2, 3, 80), Plan(16, 8, 8, 1, 3, 3, 80), Plan(16, 8, 8, 2, 3, 2, 128), Plan(32, 8, 8, 2, 2, 2, 128),
-         Plan(16, 16, 16, 1, 3, 2, 64)]  # fmt: skip
-FUSED = [Plan(32, 8, 8, 2, 2, 2, 128), Plan(32, 8, 8, 1, 3, 2, 128), Plan(16, 8, 8, 1, 3, 3, 80)]
-LARGE = [Plan(16, 8, 8, 2, 2, 3, 80), Plan(32, 8, 8, 2, 2, 2, 128), Plan(32, 8, 8, 1, 4, 2, 128)]
-CASES: list[tuple[str, int, Plan, int]] = [  # op, tokens, plan, tokens up to which the norm is fused
-    *[("qkv", 1, plan, 8) for plan in FUSED], ("qkv", 1, SMALL[0], 0),
-    *[("qkv", n, FUSED[0], 8) for n in (2, 4, 8)], *[("qkv", 8, plan, 0) for plan in SMALL[:4]],
-    *[("o", 1, plan, 0) for plan in SMALL], ("o", 8, SMALL[0], 0),
-    *[("lm_head", 1, plan, 0) for plan in LARGE], ("lm_head", 8, LARGE[1], 0), ("lm_head", 16, LARGE[1], 0),
-    ("lm_head", 32, dense.LOGITS[32], 0),
-    *[(op, 16, plan, 0) for op in ("qkv", "o") for plan in (dense.PLANS[16], Plan(32, 8, 4, 2, 2, 2, 128))],
-    *[(op, 32, plan, 0) for op in ("qkv", "o") for plan in (dense.PLANS[32], Plan(64, 8, 2, 1, 3, 2, 128))],
-    *[(op, 64, plan, 0) for op in ("qkv", "o") for plan in (dense.PLANS[64], Plan(64, 8, 2, 1, 2, 2, 128))],
-]  # fmt: skip
+SHAPES = {"qkv": (5120, 2880), "linear": (2880, 4096), "logits": (201088, 2880)}
+TOKENS = 1, 2, 3, 8, 16, 32
+Plan = Gemv | Ring | None  # None: cuBLAS
+ALTERNATIVES: dict[tuple[str, int], list[Plan]] = {
+    ("qkv", 1): [Gemv(8, 8, 6, 2, 128), Gemv(16, 8, 6, 1, 255), Gemv(8, 8, 6, 1, 255), Gemv(4, 4, 6, 2, 255)],
+    ("qkv", 2): [Gemv(16, 16, 6, 1, 128), Gemv(16, 8, 6, 1, 255)],
+    ("qkv", 3): [Gemv(8, 8, 6, 2, 128)],
+    ("linear", 1): [Gemv(8, 8, 8, 1, 255), Ring(16, 4, 5, 2)],
+    ("linear", 2): [Gemv(8, 8, 8, 0, 128), Ring(16, 4, 5, 2)],
+    ("linear", 3): [Gemv(8, 8, 8, 2, 128)],
+    ("linear", 8): [Ring(16, 8, 2, 2)],
+    ("linear", 16): [Ring(32, 4, 5, 1)],
+    ("logits", 1): [Gemv(8, 8, 6, 2, 128), Gemv(4, 4, 6, 0, 96), Ring(32, 4, 8, 1)],
+    ("logits", 2): [Gemv(8, 8, 6, 2, 128), Ring(32, 4, 8, 1)],
+    ("logits", 8): [Ring(16, 4, 8, 2)],
+    ("logits", 16): [Ring(16, 4, 15, 1)],
+}
 
 
-def use(plan: Plan, max_fused: int) -> None:
-    dense.PLANS.update(dict.fromkeys(dense.PLANS, plan))
-    dense.LOGITS.update(dict.fromkeys(dense.LOGITS, plan))
-    dense.FUSED, dense.MAX_FUSED = plan, max_fused
-    dense._cut.cache_clear()
+class Data(NamedTuple):
+    kind: str
+    weight: torch.Tensor
+    x: torch.Tensor
+    bias: torch.Tensor
+    given: Qkv | None  # of "qkv"
 
 
-def calls(op: str, num_tokens: int, device: str = "cuda", cublas: bool = False) -> list[Callable[[], object]]:
-    """One call of the op, or of cuBLAS's product, for each copy of its weights."""
-    shape = SHAPES[op]
-    copies = max(1, 300_000_000 // (2 * shape[0] * shape[1])) if device == "cuda" else 1
-    weights = [torch.empty(shape, device=device, dtype=torch.bfloat16).fill_(0.01) for _ in range(copies)]
-    x, bias = weights[0].new_ones(num_tokens, shape[1]), weights[0].new_ones(shape[0])
-    if cublas and op == "lm_head":
-        return [partial(torch.mm, x, w.T, out_dtype=torch.float32) for w in weights]
-    if cublas:
-        return [partial(torch.addmm, bias, x, w.T) for w in weights]
-    if op == "lm_head":
-        return [partial(dense.lm_head, x, w) for w in weights]
-    if op == "o":
-        return [partial(dense.linear, x, w, bias) for w in weights]
-    given = make_qkv("120b", num_tokens, 4, device)
-    return [partial(given._replace(weight=w).call, dense.norm_qkv) for w in weights]
+def cases() -> dict[tuple[str, int, Plan], str]:
+    """Each case with a mark if it is what the product runs."""
+    found: dict[tuple[str, int, Plan], str] = {}
+    for kind in SHAPES:
+        for num_tokens in TOKENS:
+            product = dense._plan(kind, num_tokens)
+            for plan in (product, *ALTERNATIVES.get((kind, num_tokens), []), None):
+                found.setdefault((kind, num_tokens, plan), "*" if plan == product else " ")
+    return found
+
+
+def make(kind: str, num_tokens: int, device: str = "cuda") -> Data:
+    if kind == "qkv":
+        given = make_qkv("120b", num_tokens, 4, device)
+        return Data(kind, given.weight, given.x, given.bias, given)
+    rows, k = SHAPES[kind]
+    torch.manual_seed(num_tokens)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=torch.bfloat16)
+
+    return Data(kind, draw(rows, k).mul_(k**-0.5), draw(num_tokens, k), draw(rows), None)
+
+
+def call(data: Data, plan: Plan, weight: torch.Tensor) -> torch.Tensor:
+    """The op's y, or q, by the plan."""
+    with patch.dict(PLANS, {data.kind: {} if plan is None else {len(data.x): plan}}):
+        if data.given is not None:
+            return data.given._replace(weight=weight).call(dense.norm_qkv)[1]  # type: ignore[no-any-return]
+        return dense.lm_head(data.x, weight) if data.kind == "logits" else dense.linear(data.x, weight, data.bias)
+
+
+def build(kind: str, num_tokens: int, plan: Plan) -> str:
+    with compiling() as built:
+        data = make(kind, num_tokens, "meta")
+        call(data, plan, data.weight)
+    return "".join(f", {k.name} {k.registers} registers, {k.stack} stack, {k.shared >> 10} KB" for k in built)
+
+
+def check(data: Data, of_plan: Callable[[], torch.Tensor]) -> str:
+    def results(function: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
+        if data.given is None:
+            return [function().float()]
+        data.given.kv.fill_(torch.nan)
+        q = function()
+        return [q[: data.given.num_tokens].float(), data.given.kv.float()]
+
+    for want, got in zip(results(partial(call, data, None, data.weight)), results(of_plan), strict=True):
+        wrong = float((got - want).nan_to_num().norm() / want.nan_to_num().norm())
+        if not torch.equal(want.isnan(), got.isnan()) or not wrong < 0.01:
+            return f"WRONG {wrong:.3f} "
+    return ""
 
 
 def microseconds(functions: list[Callable[[], object]]) -> float:
@@ -70,7 +112,7 @@ def microseconds(functions: list[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for i in range(CALLS):
             functions[i % len(functions)]()
-    times = []
+    times: list[float] = []
     for _ in range(REPLAYS + 1):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -81,26 +123,21 @@ def microseconds(functions: list[Callable[[], object]]) -> float:
     return sorted(times[1:])[REPLAYS // 2]
 
 
-def build(op: str, num_tokens: int, plan: Plan, max_fused: int) -> None:
-    use(plan, max_fused)
-    with compiling():
-        calls(op, num_tokens, "meta")[0]()
-
-
 def main() -> None:
+    marks = cases()
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        builds = [pool.submit(build, *case) for case in reversed(CASES)]
-        for done in builds:
-            done.result()
-    print("op       tokens     us  TB/s  plan")
-    for op, num_tokens in dict.fromkeys((op, num_tokens) for op, num_tokens, _, _ in CASES):
-        rows = [(f"{plan} fused up to {fused}", plan, fused) for o, n, plan, fused in CASES if (o, n) == (op, num_tokens)]
-        for name, plan, fused in [*rows, ("cuBLAS", None, 0)]:
-            if plan is not None:
-                use(plan, fused)
-            us = microseconds(calls(op, num_tokens, cublas=plan is None))
-            shape = SHAPES[op]
-            print(f"{op:8} {num_tokens:6} {us:6.1f} {2e-6 * shape[0] * shape[1] / us:5.2f}  {name}", flush=True)
+        builds = {case: pool.submit(build, *case) for case in marks}
+        notes = {case: done.result() for case, done in builds.items()}
+    print("op      tokens     us  TB/s  plan (* the product's)")
+    data, copies = None, list[torch.Tensor]()
+    for kind, num_tokens, plan in sorted(marks, key=lambda case: isinstance(case[2], Ring)):
+        if data is None or (data.kind, len(data.x)) != (kind, num_tokens):
+            data = make(kind, num_tokens)
+            copies = [data.weight.clone() for _ in range(max(1, 300_000_000 // (2 * data.weight.numel())))]
+        wrong = check(data, partial(call, data, plan, data.weight))
+        us = microseconds([partial(call, data, plan, weight) for weight in copies])
+        rate, case = 2e-6 * data.weight.numel() / us, (kind, num_tokens, plan)
+        print(f"{kind:7} {num_tokens:6} {us:6.1f} {rate:5.2f} {marks[case]}{wrong}{plan or 'cuBLAS'}{notes[case]}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dense projections against the twins, at every width of the streaming kernel, on both sides of cuBLAS's threshold."""
+"""The dense projections against the twins, by every kernel, on both sides of every threshold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from simplellm.kernels.spans import Spans, Work
 from tests.kernels.hopper.check import broken, close
 
 pytest.importorskip("triton")
-from simplellm.kernels.hopper import dense, dense_rope, dense_stream  # noqa: E402
+from simplellm.kernels.hopper import dense, dense_gemv, dense_ring, dense_rope  # noqa: E402
 from simplellm.kernels.hopper.launch import compiling  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -32,14 +32,14 @@ class Size(NamedTuple):
 
 
 SIZES = {"120b": Size(2880, 64, 8, 201088), "builtin": Size(256, 8, 1, 1536), "test": Size(128, 8, 1, 320)}
-ALL = [1, 2, 3, 8, 16, 17, 64, 65, 300, 1024]
-QKV = [("120b", n) for n in ALL] + [(size, n) for size in ("builtin", "test") for n in (1, 3, 17, 64, 65)]
-LINEAR = [("120b", n) for n in (1, 8, 16, 17, 64, 65)] + [(size, n) for size in ("builtin", "test") for n in (3, 33)]
-LOGITS = [("120b", n) for n in (1, 8, 16, 17, 64)] + [(size, n) for size in ("builtin", "test") for n in (3, 32, 300, 1024)]
+QKV = [("120b", n) for n in (1, 2, 3, 8, 64, 300, 1024)] + [(size, n) for size in ("builtin", "test") for n in (1, 2, 3, 65)]
+FEW, MANY = (1, 2, 3, 8), (9, 16, 17)
+LINEAR = [("120b", n) for n in (*FEW, *MANY, 65)] + [(size, n) for size in ("builtin", "test") for n in (1, 3, 16, 33)]
+LOGITS = [("120b", n) for n in (*FEW, *MANY)] + [(size, n) for size in ("builtin", "test") for n in (1, 3, 16, 300, 1024)]
 
 
 class Qkv(NamedTuple):
-    """Arguments of norm_qkv, for spans whose rows take turns and whose last quarter is padding."""
+    """Arguments of norm_qkv, for spans whose rows take turns; the tokens beyond num_tokens are padding."""
 
     x: torch.Tensor
     parts: torch.Tensor | None
@@ -64,7 +64,8 @@ class Qkv(NamedTuple):
         return new, q, kv
 
 
-def make_qkv(name: str, total: int, num_parts: int, device: str = "cuda") -> Qkv:
+def make_qkv(name: str, total: int, num_parts: int, device: str = "cuda", num_tokens: int | None = None) -> Qkv:
+    """A quarter of the tokens are padding if num_tokens is not given."""
     size = SIZES[name]
     torch.manual_seed(total)
     width = 64 * (size.q_heads + 2 * size.kv_heads)
@@ -75,7 +76,7 @@ def make_qkv(name: str, total: int, num_parts: int, device: str = "cuda") -> Qkv
     def ints(values: torch.Tensor) -> torch.Tensor:
         return values.to(device, torch.int32)
 
-    num_tokens = total - total // 4
+    num_tokens = total - total // 4 if num_tokens is None else num_tokens
     token = torch.arange(total) * (torch.arange(total) < num_tokens)
     rows = token % 5
     positions = (torch.tensor([131, 1, 250, 127, 700])[rows] + token // 5) * (torch.arange(total) < num_tokens)
@@ -91,9 +92,9 @@ def make_qkv(name: str, total: int, num_parts: int, device: str = "cuda") -> Qkv
     )  # fmt: skip
 
 
-def check_qkv(module: ModuleType, name: str, total: int, num_parts: int = 4) -> None:
+def check_qkv(module: ModuleType, name: str, total: int, num_parts: int = 4, num_tokens: int | None = None) -> None:
     """Poison must stay in every slot but the real tokens': K and V compare equal as masks, close as values."""
-    given = make_qkv(name, total, num_parts)
+    given = make_qkv(name, total, num_parts, num_tokens=num_tokens)
     n = given.num_tokens
     want, plain = given.call(norm_qkv_ref, torch.float32, n), given.call(norm_qkv_ref, BF16, n)
     new, q, kv = given.call(module.norm_qkv)
@@ -116,7 +117,7 @@ def check_linear(module: ModuleType, name: str, total: int) -> None:
     bias = torch.randn(size.hidden, device="cuda", dtype=BF16)
     got = module.linear(x, weight, bias)
     close(got, linear_ref(x.float(), weight, bias), linear_ref(x, weight, bias))
-    assert torch.equal(module.linear(x, weight, bias), got)  # sums in a fixed order; counters left at zero
+    assert torch.equal(module.linear(x, weight, bias), got)  # sums in a fixed order
 
 
 def check_logits(module: ModuleType, name: str, total: int) -> None:
@@ -159,13 +160,18 @@ def test_norm_qkv(name: str, total: int) -> None:
     check_qkv(dense, name, total)
 
 
-@pytest.mark.parametrize("total", [1, 8])
+@pytest.mark.parametrize("total", [1, 2, 8])
 def test_norm_qkv_without_parts(total: int) -> None:
     check_qkv(dense, "test", total, 0)
 
 
 def test_norm_qkv_of_one_part() -> None:
     check_qkv(dense, "test", 1, 1)
+
+
+@pytest.mark.parametrize("name", ["120b", "test"])
+def test_norm_qkv_of_a_token_and_padding(name: str) -> None:
+    check_qkv(dense, name, 2, num_tokens=1)
 
 
 @pytest.mark.parametrize(("name", "total"), LINEAR)
@@ -178,39 +184,79 @@ def test_lm_head(name: str, total: int) -> None:
     check_logits(dense, name, total)
 
 
-FAULTS = {
-    "no bias": ("y0 += b0.to(gl.float32)", "y0 += 0.0"),
-    "a block of k dropped": ("gl.minimum(first + SHARE, K // 32)", "gl.minimum(first + SHARE, K // 32 - 1)"),
+FAULTS = {  # of gemv_kernel
+    "no bias": ("y0 += found[0].to(gl.float32)", "y0 += 0.0"),
+    "words dropped": ("column < K // 2 - j * PIECE)", "column < K // 2 - j * PIECE - 8)"),
     "pairs turned backwards": ("y0 * cos - y1 * sin", "y0 * cos + y1 * sin"),
     "halves swapped": ("gl.store(to_q, z0,", "gl.store(to_q, z1,"),
     "append off by one": ("position % 128) * 64", "(position + 1) % 128) * 64"),
-    "padding appended": ("use & real &", "use &"),
+    "no gain": ("* scale * gain.to(gl.float32)", "* scale"),
+    "a part left out": ("static_range(PARTS)", "static_range(PARTS - 1)"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_check_rejects_a_broken_stream(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MAX_STREAMED", 64)
-    monkeypatch.setattr(dense, "dense_stream", broken(dense_stream, *FAULTS[fault]))
-    with pytest.raises(AssertionError):
-        check_qkv(dense, "test", 8)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"), [("* scale * gain.to(gl.float32)", "* scale"), ("static_range(PARTS)", "static_range(PARTS - 1)")]
-)
-def test_the_check_rejects_a_broken_fused_norm(old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MAX_STREAMED", 64)
-    monkeypatch.setattr(dense, "dense_stream", broken(dense_stream, old, new))
+def test_the_check_rejects_a_broken_gemv(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "dense_gemv", broken(dense_gemv, *FAULTS[fault]))
     with pytest.raises(AssertionError):
         check_qkv(dense, "test", 1)
 
 
-def test_the_check_rejects_a_missing_piece(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense, "MAX_STREAMED", 64)
-    monkeypatch.setattr(dense, "dense_stream", broken(dense_stream, "static_range(SPLITS - 1)", "static_range(SPLITS - 2)"))
+@pytest.mark.parametrize(
+    ("old", "new", "num_tokens"),
+    [
+        ("t < num_tokens", "t < num_tokens + 1", 1),
+        ("xs.index(t).slice", "xs.index(0).slice", 2),
+    ],
+)
+def test_the_check_rejects_a_broken_gemv_of_two(old: str, new: str, num_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "dense_gemv", broken(dense_gemv, old, new))
     with pytest.raises(AssertionError):
-        check_linear(dense, "120b", 17)
+        check_qkv(dense, "test", 2, num_tokens=num_tokens)
+
+
+def test_the_check_rejects_a_gemv_that_repeats_its_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = "words = _point(w_ptr, this + gl.num_programs(0),"
+    monkeypatch.setattr(dense, "dense_gemv", broken(dense_gemv, old, "words = _point(w_ptr, this,"))
+    with pytest.raises(AssertionError):
+        check_qkv(dense, "120b", 1)
+
+
+RING_FAULTS = {
+    "no bias": ("y0 + b0.to(gl.float32)", "y0"),
+    "half the rows twice": ("[row + HALF, k]", "[row, k]"),
+    "k dropped": ("(n < tokens) & (k < K)", "(n < tokens) & (k < K - 64)"),
+    "k in the wrong order": ("permute([0, 3, 4, 5, 2, 6, 1])", "permute([0, 4, 3, 5, 2, 6, 1])"),
+}
+
+
+@pytest.mark.parametrize("fault", RING_FAULTS)
+def test_the_check_rejects_a_broken_ring(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense, "dense_ring", broken(dense_ring, *RING_FAULTS[fault]))
+    with pytest.raises(AssertionError):
+        check_linear(dense, "test", 8)
+
+
+def test_the_check_rejects_a_ring_that_repeats_its_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken_ring = broken(dense_ring, "row = tile * ROWS + p", "row = first * ROWS + p")
+    monkeypatch.setattr(dense, "dense_ring", broken_ring)
+    with pytest.raises(AssertionError):
+        check_linear(dense, "120b", 16)
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "total"),
+    [
+        (dense_gemv, "low * _low(x) + high * _high(x)", "low * _low(x)", 2),
+        (dense_ring, "gl.store(out + HALF, y1,", "gl.store(out + HALF, y0,", 16),
+    ],
+)
+def test_the_check_rejects_broken_logits(
+    module: ModuleType, old: str, new: str, total: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense, module.__name__.split(".")[-1], broken(module, old, new))
+    with pytest.raises(AssertionError):
+        check_logits(dense, "test", total)
 
 
 @pytest.mark.parametrize(
