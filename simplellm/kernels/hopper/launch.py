@@ -48,7 +48,7 @@ class Compiled:
     """A kernel as the card would run it."""
 
     def __init__(self, name: str, kernel: Any, num_warps: int):
-        self.name, self.num_warps = name, num_warps
+        self.name, self.num_warps, self.kernel = name, num_warps, kernel
         self.shared: int = kernel.metadata.shared  # bytes
         self._cubin: bytes = kernel.asm["cubin"]
 
