@@ -1,6 +1,6 @@
 """Tools: the model calls a function, this program runs it and gives the result back, until the model answers.
 
-Runs with the built-in model, which calls nothing as its weights are random; with a real one, allow more tokens:
+Runs with the small built-in model, which may call or not; with a real one, allow more tokens:
 `python cookbook/tool_loop.py ./gpt-oss-20b 2000`
 """
 

@@ -16,6 +16,7 @@ import pytest
 import simplellm
 from simplellm.text.harmony import conversation
 from simplellm.text.parser import ToolCall
+from tests.frameworks import installed
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "cookbook").glob("*.py"))
@@ -24,6 +25,8 @@ FILES = sorted((ROOT / "cookbook").glob("*.py"))
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_runs_unedited_on_the_builtin_model(file: Path, tmp_path: Path) -> None:
     """In a folder and a locale of its own, as nothing may depend on these."""
+    if file.stem == "langchain_client":
+        installed("langchain_openai")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "LC_ALL": "C"}
     ran = subprocess.run([sys.executable, file], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     assert ran.returncode == 0, ran.stderr.decode()

@@ -14,6 +14,8 @@ from simplellm.errors import EngineError, RequestError
 from simplellm.generation import Output
 from simplellm.text.grammar import AnswerGrammar
 from simplellm.text.masks import Vocabulary
+from simplellm.text.response_format import SHOWN_WHOLE
+from simplellm.text.schema import compact_json
 from tests import vocab
 from tests.chat import FINAL, NEXT, THINK, USER, chat_settings, check_chunks, script, told, wait_until_idle
 from tests.drawing import RandomLLM
@@ -298,6 +300,35 @@ def test_the_model_is_shown_the_schema() -> None:
     bare = chat_settings(response_format=response_format).render(USER, vocab.tokenizer())
     assert "<|start|>developer<|message|># Response Formats\n\n## capital_of\n" in vocab.tokenizer().decode(bare, False)
     assert section in shown and "<|start|>developer<|message|># Instructions\n\nBe brief.\n\n# Tools" in shown
+
+
+def shown(schema: Any) -> str:
+    """The schema as the model sees it."""
+    prompt = chat_settings(response_format=json_schema(schema)).render(USER, vocab.tokenizer())
+    return vocab.tokenizer().decode(prompt, skip_special=False).partition("## city\n\n")[2].partition("<|end|>")[0]
+
+
+def test_of_a_long_schema_the_model_is_shown_the_upper_levels(lag1: RandomLLM) -> None:
+    """Case s04: the prompt stays short. What is not shown holds all the same."""
+    deep = {"type": "object", "properties": {f"q{i}": {"enum": ["x" * 300, "y"]} for i in range(120)}}
+    schema = {"type": "object", "properties": {"a": deep, "b": NUMBER}, "required": ["b"], "additionalProperties": False}
+    assert len(json.dumps(schema)) > SHOWN_WHOLE
+    names = {"type": "object", "properties": {f"q{i}": {} for i in range(120)}}
+    assert json.loads(shown(schema)) == schema | {"properties": {"a": names, "b": NUMBER}}
+    output = ask(lag1, response_format=json_schema(schema), n=2)
+    for choice in output.choices:
+        if choice.finish_reason == "stop":
+            jsonschema.validate(json.loads(choice.content), schema)
+    assert any(choice.finish_reason == "stop" for choice in output.choices)
+
+
+def test_a_schema_is_shown_whole_up_to_a_length() -> None:
+    for length, whole in ((SHOWN_WHOLE, True), (SHOWN_WHOLE + 1, False)):
+        schema = {"description": "", "type": "object"}
+        schema["description"] = "d" * (length - len(compact_json(schema)))
+        assert (shown(schema) == compact_json(schema)) is whole
+    assert shown({"properties": {f"p{i}": {} for i in range(9000)}}) == '{"properties":{}}'
+    assert shown({"description": "d" * 40_000}) == "{}", "not even its first level fits"
 
 
 REFUSED = [

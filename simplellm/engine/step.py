@@ -105,7 +105,7 @@ def fill(shape: StepShape, array: torch.Tensor, spans: Sequence[Span], num_decod
             begin = end - len(span.tokens)
             chosen += range(begin, begin + len(span.targets))
     outputs[: len(chosen)], outputs[len(chosen) :] = chosen, 0
-    pieces = cut_decodes(positions[:num_decodes])
+    pieces = cut_decodes(rows[:num_decodes], positions[:num_decodes])
     assert len(pieces) <= shape.items and len(cut) <= shape.tiles, "more than the step has room for"
     items[: pieces.size] = pieces.ravel()
     if cut:
@@ -115,14 +115,14 @@ def fill(shape: StepShape, array: torch.Tensor, spans: Sequence[Span], num_decod
     return len(chosen)
 
 
-def cut_decodes(positions: np.ndarray) -> np.ndarray:
-    """Items [n, ITEM] (kernels/spans.py) for decodes at these positions."""
+def cut_decodes(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Items [n, ITEM] (kernels/spans.py) for decodes of these rows at these positions; a token's are equal but for a page."""
     pages = positions // PAGE + 1
     piece = max(1, -(-int(pages.sum()) // PIECES))
     num = -(-pages // piece)
     token = np.repeat(np.arange(len(pages), dtype=np.int32), num)
     base = np.cumsum(num) - num
     split = np.arange(len(token), dtype=np.int32) - base[token]
-    first = split * piece
-    last = np.minimum(first + piece, pages[token])
-    return np.stack([token, first, last, split, num[token], base[token]], axis=1).astype(np.int32)
+    first, last = (pages[token] * (split + at) // num[token] for at in (0, 1))
+    fields = [token, first, last, split, num[token], base[token], rows[token], positions[token] + 1]
+    return np.stack(fields, axis=1).astype(np.int32)

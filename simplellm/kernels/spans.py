@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 TILE = 192  # tokens of one tile of chunk attention
-ITEM, TILE_FIELDS, COUNTS = 6, 4, 8  # int32s of an item, of a tile, of `counts`
+ITEM, TILE_FIELDS, COUNTS = 8, 4, 8  # int32s of an item, of a tile, of `counts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class Work:
 
     Tokens 0 .. num_decodes - 1 are spans of one token, the others belong to chunks. An item is a piece of a decode's keys in
     the full layers: token, first page index, one past the last, its number among the token's pieces, how many there are, the
-    token's first slot for partial results. A tile: first token, number of tokens (at most TILE), position, row; longest first.
+    token's first slot for partial results, its row, its number of keys. A tile: first token, number of tokens (at most TILE),
+    position, row; longest first.
     """
 
     counts: torch.Tensor  # [COUNTS]: num_tokens, num_decodes, num_items, num_tiles, num_outputs

@@ -52,6 +52,7 @@ class Host:
         engine = self._engine = llm._engine
         scheduler = engine.scheduler
         config = scheduler.config
+        self._warm = self._slow.submit(llm._grammars.warm_up)  # while the front does the same
         self.say("ready", engine.model_config, scheduler.max_context, scheduler.max_length, config.max_running)
         threading.Thread(target=self._beat, args=(engine,), name="simplellm-heartbeat", daemon=True).start()
         while (messages := link.receive(self._sock)) is not None:
@@ -70,7 +71,8 @@ class Host:
                 else:  # compiling takes a while, and others must not wait for it
                     self._preparing.update((request.rid, None) for request in requests)
                     self._slow.submit(self._submit_slowly, engine, requests)
-            case ("serving",):
+            case ("serving",):  # the first message: what follows finds the grammars' tables made
+                self._warm.result()
                 self._on_serving()
             case ("abort", rids, reason):
                 with self._lock:

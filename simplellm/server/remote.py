@@ -246,6 +246,10 @@ class FrontLLM(LLM):
         self._remote = remote
         super().__init__(path, progress=False)
 
+    def warm_up(self) -> None:
+        """Do what the first request with a grammar would wait for."""
+        self._grammars.warm_up()
+
     def feed(self, kind: str, prompt: Any, settings: Mapping[str, Any]) -> Feed:
         """A checked request. Raises RequestError. Takes a while: tokenising, perhaps a grammar; safe in any thread."""
         open_stream = self.chat_stream if kind == "chat" else self.stream

@@ -187,4 +187,6 @@ def _make(settings: Settings, shape: list[Any], send: Callable[[list[Any]], None
 
     model_config, max_context, max_length, max_running = shape
     engine = RemoteEngine(model_config, max_context, max_length, max_running, RemoteWorker(send))
-    return engine, FrontLLM(settings.path, engine)
+    llm = FrontLLM(settings.path, engine)
+    llm.warm_up()
+    return engine, llm

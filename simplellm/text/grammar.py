@@ -91,6 +91,10 @@ class Grammars:
         self._vocabulary: Vocabulary | None = None
         self._compiled = lru_cache(4 * NUM_KEPT)(lambda source: self._words().compile(source))
 
+    def warm_up(self) -> None:
+        """Make the vocabulary's tables, which takes seconds, before a request needs them."""
+        self._words()
+
     def start(self, rules: Rules) -> Future[Turn]:
         """Begin to compile, unless it is done. Its exception is a RequestError that names the field."""
         with self._lock:

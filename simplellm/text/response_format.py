@@ -1,6 +1,7 @@
 """OpenAI's `response_format`: what the final message must be, and how the model is told of it.
 
-`regex`, `choice` and `grammar` are extensions. Only a JSON Schema is shown to the model, in OpenAI's own words for it.
+`regex`, `choice` and `grammar` are extensions. Only a JSON Schema is shown to the model, in OpenAI's own words for it; of one
+that would make the prompt long, an outline.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any
 
 from simplellm.errors import RequestError
 from simplellm.text.masks import ANY_OBJECT, Source
-from simplellm.text.schema import compact_json
+from simplellm.text.schema import compact_json, outline
+
+SHOWN_WHOLE = 32_768  # characters of a schema that are shown, several thousand tokens; above,
+SHOWN_OUTLINE = 2_048  # so many. What is not shown holds all the same
 
 FIELD = "response_format"
 TYPES = ("text", "json_object", "json_schema", "regex", "choice", "grammar")
@@ -68,7 +72,10 @@ def _json_schema(given: Any) -> ResponseFormat:
 def section(name: str, description: str, schema: Mapping[str, Any]) -> str:
     """The part of the developer message in which gpt-oss expects formats."""
     remarks = [f"// {line}" for line in description.splitlines()]
-    return "\n".join(["# Response Formats", "", f"## {name}", "", *remarks, compact_json(schema)])
+    shown = compact_json(schema)
+    if len(shown) > SHOWN_WHOLE:
+        shown = outline(schema, SHOWN_OUTLINE)
+    return "\n".join(["# Response Formats", "", f"## {name}", "", *remarks, shown])
 
 
 def _text(value: Mapping[str, Any], key: str) -> str:

@@ -48,6 +48,26 @@ def nesting(value: Any) -> int:
     return depth
 
 
+def outline(value: Any, length: int) -> str:
+    """`value` as JSON, without its deepest levels: as many of them as `length` characters hold, "{}" if none fit."""
+    shown = "{}"
+    for depth in range(nesting(value)):
+        text = compact_json(_upper(value, depth))
+        if len(text) > length:
+            break
+        shown = text
+    return shown
+
+
+def _upper(value: Any, depth: int) -> Any:
+    """Its upper `depth` levels below the first: objects and lists further down are left out."""
+    if isinstance(value, dict):
+        return {key: _upper(item, depth - 1) for key, item in value.items() if depth or not isinstance(item, dict | list)}
+    if isinstance(value, list):
+        return [_upper(item, depth - 1) for item in value if depth or not isinstance(item, dict | list)]
+    return value
+
+
 def _object(schema: Mapping[str, Any], indent: str) -> str:
     head = _line(indent, schema.get("description"))
     fields, required = schema.get("properties"), schema.get("required")

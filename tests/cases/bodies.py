@@ -13,7 +13,7 @@ MODEL = "gpt-oss-20b"
 
 SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
 SAMPLING |= {"logit_bias", "seed", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "n"}
-CHAT_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "reasoning_effort"}
+CHAT_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "response_format", "answer_tokens"}
 OF_THE_SERVER = {"model", "stream", "stream_options", "user"}  # say nothing of the answer itself
 
 
@@ -21,7 +21,8 @@ def chat_settings(body: Mapping[str, Any], date: str | None) -> ChatSettings:
     """What a chat body says of its prompt."""
     arguments(CHAT, body)
     parallel = body.get("parallel_tool_calls", True)
-    return ChatSettings(body.get("tools"), body.get("tool_choice"), parallel, body.get("reasoning_effort"), date)
+    tools, choice, effort = (body.get(name) for name in ("tools", "tool_choice", "reasoning_effort"))
+    return ChatSettings(tools, choice, parallel, effort, date, body.get("response_format"), body.get("answer_tokens"))
 
 
 def arguments(path: str, body: Mapping[str, Any]) -> dict[str, Any]:

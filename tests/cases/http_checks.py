@@ -159,7 +159,21 @@ def _of_streams(seen: Seen) -> dict[str, Check]:
             other = ask(seen.server, {"path": asked.path, "json": {**asked.body, "stream": not asked.body.get("stream")}})
             yield from compare(other.seen, asked.seen, "the other way ")
 
-    named = {"sse_tool_call": sse_tool_call, "same_as_non_stream": same_as_non_stream}
+    def sse_contains_object(chat: dict[str, dict[str, str]], responses: str) -> Iterator[str]:
+        """An asterisk is any value that is not empty. `responses` tells of a path that is not there yet."""
+        if responses != "event response.failed with error.code and error.message":
+            raise NotRun(f"unknown check 'sse_contains_object' with responses {responses!r}")
+        for number, asked in streamed():
+            if not any(_holds(event, chat) for event in asked.events):
+                yield f"request {number}: no {chat} in {asked.text[-300:]!r}"
+
+    def connection_closed_cleanly() -> Iterator[str]:
+        for number, asked in streamed():
+            if not asked.text.endswith("data: [DONE]\n\n"):
+                yield f"request {number} ends with {asked.text[-100:]!r}"
+
+    named = {check.__name__: check for check in (sse_tool_call, same_as_non_stream, sse_contains_object)}
+    named["connection_closed_cleanly"] = connection_closed_cleanly
     return named | {"sse_content_concat": concat("content"), "sse_reasoning_concat": concat("reasoning")}
 
 
@@ -215,6 +229,9 @@ def _of_measures(seen: Seen) -> dict[str, Check]:
     def next_request_same_session_normal() -> list[str]:
         return each("next", lambda status: status != 200)
 
+    def other_requests_unaffected() -> list[str]:
+        return each("beside", lambda text: '"finish_reason":"stop"' not in text or '"error"' in text)
+
     def light_p95_not_worse_than(factor: float) -> Iterator[str]:
         alone, beside = (sorted(seen.notes[0][name])[-2] for name in ("alone", "beside"))
         if beside > factor * alone:
@@ -226,13 +243,21 @@ def _of_measures(seen: Seen) -> dict[str, Check]:
             yield f"{statuses} after {seen.notes[0]['heavy_s']:.1f} s"
 
     made = [running_requests_zero_within_s, kv_use_back_to_before, counter_increments, next_request_same_session_normal]
-    return {check.__name__: check for check in [*made, light_p95_not_worse_than, heavy_finishes_within_s]}
+    made += [other_requests_unaffected, light_p95_not_worse_than, heavy_finishes_within_s]
+    return {check.__name__: check for check in made}
 
 
 def _metric(name: str) -> str:
     if name not in METRICS:
         raise NotRun(f"unknown metric {name!r}")
     return METRICS[name]
+
+
+def _holds(value: Any, wanted: Any) -> bool:
+    """Whether all that is wanted is there."""
+    if isinstance(wanted, dict):
+        return isinstance(value, dict) and all(_holds(value.get(key), want) for key, want in wanted.items())
+    return bool(value) if wanted == "*" else value == wanted
 
 
 def _parsed(text: str) -> Any:

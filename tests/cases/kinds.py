@@ -7,23 +7,16 @@ from pathlib import Path
 
 import torch
 
-from tests.cases import harmony, offline, over_http, render
+from tests.cases import harmony, offline, over_http, processes, render
 from tests.cases.case import Case, CaseError, NotRun, Verdict, load
 from tests.cases.models import Models
-
-PROCESSES = "needs tests/server/test_process.py, which starts, signals and kills servers"
-
-
-def _processes(case: Case, models: Models) -> Verdict:
-    raise NotRun(PROCESSES)
-
 
 KINDS: dict[str, Callable[[Case, Models], Verdict]] = {
     "harmony_tokens": harmony.run,
     "render": render.run,
     "python": offline.run,
     **dict.fromkeys(over_http.KINDS, over_http.run),
-    "process": _processes,
+    "process": processes.run,
 }
 
 

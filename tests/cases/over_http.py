@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -17,17 +17,22 @@ from tests.cases.case import Case, NotRun, Verdict, verdict
 from tests.cases.checks import make
 from tests.cases.http_checks import Seen, checks
 from tests.cases.models import Models
-from tests.server.harness import Served, post, wait_for
+from tests.scripted import END_OF_TEXT
+from tests.server.harness import USER, Served, post, wait_for
 
 FLAGS = {"api_key": "keys"}  # of `input.server_flags`, as settings
 PAGE = "http://localhost:3000"  # the page that asks in cases about CORS
+INJECT = "raise in the decode loop after 3 tokens of this request only"
+ANALYSIS, WORD, AFTER = [200005, 35644, 200008], 2411, [END_OF_TEXT]
 
 
 def run(case: Case, models: Models) -> Verdict:
     """One case of any http kind."""
+    script, kind = case.input.get("scripted_output_ids"), KINDS[case.kind]
     if "inject" in case.input:
-        raise NotRun("input.inject: an engine that fails in a step ends, with the server")
-    script = case.input.get("scripted_output_ids")
+        if (case.kind, case.input["inject"]) != ("http_each", INJECT):
+            raise NotRun(f"unknown input.inject {case.input['inject']!r}")
+        script, kind = AFTER, injected
     if case.needs == "scripted_model" and script is None:
         raise NotRun("has no scripted_output_ids")
     server = models.served_scripted if script is not None else models.served_tiny
@@ -35,7 +40,7 @@ def run(case: Case, models: Models) -> Verdict:
         if script is not None:
             served.play(script)
         seen = Seen(served, logs)
-        missing = KINDS[case.kind](case.input, seen)
+        missing = kind(case.input, seen)
         if not any(seen.asked) and not seen.notes:
             return verdict(case, [], missing)
         failed, unknown = make(case.expect, checks(seen))
@@ -55,6 +60,35 @@ def each(given: dict[str, Any], seen: Seen) -> list[str]:
         except NotRun as reason:
             seen.asked.append(None)
             missing.append(str(reason))
+    return missing
+
+
+class UntilTold(Sequence[int]):
+    """A script of one word again and again; once `enough`, the answer ends."""
+
+    def __init__(self) -> None:
+        self.enough = threading.Event()
+
+    def __len__(self) -> int:
+        return 0 if self.enough.is_set() else 1 << 30
+
+    def __getitem__(self, at: Any) -> Any:
+        return [*ANALYSIS, WORD][min(at, 3)]
+
+
+def injected(given: dict[str, Any], seen: Seen) -> list[str]:
+    """As `each`, of requests that fail in the decode loop; another answer is on its way meanwhile, in the same steps."""
+    server, missing = seen.server, []
+    for request in given["requests"]:
+        other = UntilTold()
+        server.play(other, [*ANALYSIS, RuntimeError("injected")], AFTER)
+        with server.http.stream("POST", "/v1/chat/completions", json={"messages": USER, "stream": True}) as response:
+            chunks = response.iter_text()
+            beside = next(chunks)
+            missing += each({"requests": [request]}, seen)
+            other.enough.set()
+            beside += "".join(chunks)
+        seen.notes.append({"beside": beside})
     return missing
 
 

@@ -42,13 +42,17 @@ def test_every_token_is_at_its_place() -> None:
 
 @pytest.mark.parametrize("positions", [[0], [127], [128], [131071], [0] * 1024, [131071] * 40 + [5] * 900, [999, 131071, 3]])
 def test_pieces_cover_every_page_once(positions: list[int]) -> None:
-    items = cut_decodes(np.array(positions, dtype=np.int32))
+    rows = np.arange(len(positions), dtype=np.int32)[::-1]
+    items = cut_decodes(rows, np.array(positions, dtype=np.int32))
     assert len(items) <= len(positions) + PIECES
     for token, position in enumerate(positions):
         own = items[items[:, 0] == token]
         assert own[:, 3].tolist() == list(range(len(own))) and set(own[:, 4]) == {len(own)}
         assert own[0, 1] == 0 and own[-1, 2] == position // PAGE + 1
         assert (own[1:, 1] == own[:-1, 2]).all() and (own[:, 1] < own[:, 2]).all()
+        sizes = own[:, 2] - own[:, 1]
+        assert sizes.max() - sizes.min() <= 1
+        assert (own[:, 6] == rows[token]).all() and (own[:, 7] == position + 1).all()
     slots = items[:, 5] + items[:, 3]
     assert len(set(slots)) == len(items) and slots.max() < len(items)
 

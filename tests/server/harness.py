@@ -122,9 +122,14 @@ def post(
     if buffer is not None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     sock.connect(("127.0.0.1", server.port))
-    head = ["Host: localhost", "Content-Type: application/json", f"Content-Length: {len(data)}"]
-    sock.sendall("\r\n".join([f"POST {path} HTTP/1.1", *head, "", ""]).encode() + data[: len(data) - missing])
+    sock.sendall(head(path, data) + data[: len(data) - missing])
     return sock
+
+
+def head(path: str, body: bytes) -> bytes:
+    """What goes before a body."""
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode()
 
 
 def wait_for(true: Any, what: str, seconds: float = 30) -> None:

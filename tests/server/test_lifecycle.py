@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 import socket
+import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,7 +24,7 @@ from simplellm.server.remote import merge
 from simplellm.text.parser import ContentDelta
 from tests.chat import FINAL, THINK, script
 from tests.scripted import scripted_llm
-from tests.server.harness import USER, Served, events, post, wait_for
+from tests.server.harness import USER, Served, events, head, post, wait_for
 
 LONG = {"messages": USER, "max_tokens": 100_000, "ignore_eos": True}
 
@@ -95,6 +100,14 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled(real: Served, monkey
     assert real.metric("vllm:generation_tokens_total") == steps
 
 
+def test_the_tables_of_grammars_are_made_before_the_first_request() -> None:
+    """In both processes, as both use them."""
+    with LLM(device="cpu", progress=False, num_pages=300) as llm, Served(llm) as server:
+        assert server.front.llm is not None and server.front.llm._grammars._vocabulary is not None
+        wait_for(lambda: llm._grammars._vocabulary is not None, "the engine's are not made")
+        assert server.metric("vllm:prompt_tokens_total") == 0
+
+
 def test_gauges_follow_while_idle(real: Served) -> None:
     sock = post(real, LONG | {"stream": True})
     wait_for(lambda: real.metric("vllm:num_requests_running") == 1, "the gauge does not rise")
@@ -111,44 +124,109 @@ def roomy() -> Iterator[Served]:
         yield served
 
 
-def test_many_streams_with_every_kind_of_client(roomy: Served) -> None:
-    """Eighty at once: some read all, some leave, some read slowly, some send rubbish, some are whole answers."""
-    rng, problems = random.Random(5), list[str]()
+BAD = [
+    b"{",
+    b'{"prompt": NaN}',
+    b'{"prompt": 7}',
+    b'{"prompt": "a", "n": 0}',
+    b'{"prompt": "a", "model": "gpt-4"}',
+    b"\xff",
+    b"[]",
+]
+READER = """
+import socket, sys, time
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+sock.sendall(bytes.fromhex(sys.argv[2]))
+sock.recv(1)
+print("it reads", flush=True)
+time.sleep(600)
+"""
 
-    def client(number: int) -> None:
-        kind = number % 5
+
+class Crowd:
+    """Clients of every kind, all at once: each is a function of its number that must find what it should."""
+
+    def __init__(self, server: Served, num: int):
+        self.server, self.problems, self._rng = server, list[str](), random.Random(5)
+        self._together = threading.Barrier(num)
+        self._http = httpx.Client(base_url=server.url, timeout=300, limits=httpx.Limits(max_connections=None))
+        self.kinds = [self.leaves, self.asks_badly, self.reads_all, self.babbles, self.waits, self.reads_slowly, self.is_reset]
+        self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(num)]
+
+    def run(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        for thread in self._threads:
+            thread.join(300)
+            assert not thread.is_alive(), "a client waits for ever"
+        self._http.close()
+
+    def _run(self, number: int) -> None:
+        body = {"prompt": "Once", "max_tokens": 6 + number % 20, "stream": True, "ignore_eos": True, "seed": number}
+        kind = self.is_killed if number % 50 == 7 else self.kinds[number % len(self.kinds)]
         try:
-            body = {"messages": USER, "max_tokens": 6 + number % 7, "stream": kind != 4, "ignore_eos": True, "seed": number}
-            if kind == 0:
-                sock = post(roomy, body)
-                sock.recv(rng.randrange(1, 200))
-                sock.close()
-            elif kind == 1:
-                sock = post(roomy, {"messages": number, "stream": True})
-                assert b" 400 " in sock.recv(100)
-                sock.close()
-            elif kind == 2:
-                with roomy.http.stream("POST", "/v1/chat/completions", json=body) as response:
-                    text = "".join(response.iter_text())
-                assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
-            elif kind == 3:
-                sock = socket.create_connection(("127.0.0.1", roomy.port))
-                sock.sendall(rng.randbytes(40) + b"\r\n\r\n")
-                sock.close()
-            else:
-                assert (
-                    roomy.http.post("/v1/chat/completions", json=body).json()["usage"]["completion_tokens"]
-                    == body["max_tokens"]
-                )
+            self._together.wait(60)
+            kind(number, body)
         except Exception as error:
-            problems.append(f"client {number}: {error!r}")
+            self.problems.append(f"client {number} {kind.__name__}: {error!r}")
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(80)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not problems
+    def leaves(self, number: int, body: dict[str, Any]) -> None:
+        sock = self._post(body)
+        sock.recv(self._rng.randrange(1, 400))
+        sock.close()
+
+    def asks_badly(self, number: int, body: dict[str, Any]) -> None:
+        content, kind = BAD[number % len(BAD)], {"Content-Type": "application/json"}
+        assert self._http.post("/v1/completions", content=content, headers=kind).status_code in (400, 404)
+
+    def reads_all(self, number: int, body: dict[str, Any]) -> None:
+        text = self._http.post("/v1/completions", json=body).text
+        assert text.endswith("data: [DONE]\n\n") and '"finish_reason":"length"' in text
+
+    def babbles(self, number: int, body: dict[str, Any]) -> None:
+        sock = socket.create_connection(("127.0.0.1", self.server.port), timeout=300)
+        sock.sendall(self._rng.randbytes(40) + b"\r\n\r\n")
+        sock.close()
+
+    def waits(self, number: int, body: dict[str, Any]) -> None:
+        told = self._http.post("/v1/completions", json=body | {"stream": False}).json()
+        assert told["usage"]["completion_tokens"] == body["max_tokens"]
+
+    def reads_slowly(self, number: int, body: dict[str, Any]) -> None:
+        sock, text = self._post(body, buffer=2048), b""
+        while b"data: [DONE]" not in text:
+            part = sock.recv(200)
+            assert part, "it was cut off"
+            text += part
+            time.sleep(0.002)
+        sock.close()
+
+    def is_reset(self, number: int, body: dict[str, Any]) -> None:
+        """As when its machine dies: the connection is not closed, it is gone."""
+        sock = self._post(body)
+        if number % 2:
+            sock.recv(self._rng.randrange(1, 400))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+    def is_killed(self, number: int, body: dict[str, Any]) -> None:
+        """A process, in the middle of its answer."""
+        request = head("/v1/completions", data := json.dumps(body | {"max_tokens": 10**5}).encode()) + data
+        command = [sys.executable, "-S", "-c", READER, str(self.server.port), request.hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None and process.stdout.readline() == b"it reads\n"
+            process.kill()
+
+    def _post(self, body: dict[str, Any], buffer: int | None = None) -> socket.socket:
+        sock = post(self.server, body, "/v1/completions", buffer)
+        sock.settimeout(300)
+        return sock
+
+
+def test_two_hundred_clients_of_every_kind_at_once(roomy: Served) -> None:
+    crowd = Crowd(roomy, 200)
+    crowd.run()
+    assert not crowd.problems
     roomy.wait_until_idle()
     roomy.alive()
 
@@ -191,19 +269,49 @@ def test_a_body_that_does_not_come_is_given_up() -> None:
         sock.close()
 
 
-def test_an_engine_that_fails_tells_everybody_and_ends_the_server() -> None:
-    """Before the first byte it is a 500; after it, the stream's last event."""
-    failing = [*script(THINK), RuntimeError("a kernel failed")]
-    with scripted_llm(failing) as llm, Served(llm) as server:
-        response = server.chat(stream=True)
-        assert response.status_code == 200
-        *_, last = events(response)
-        assert last["error"]["message"].endswith("a kernel failed") and last["error"]["code"] == "engine_error"
-        server._threads[0].join(30)
-        assert server.well is False and server.front.status == "failed"
-    with scripted_llm([RuntimeError("at once")]) as llm, Served(llm) as server:
+LOST = "CUDA error: an illegal memory access was encountered"
+
+
+def test_a_request_whose_step_fails_is_told_and_nothing_else_happens() -> None:
+    """Before the first byte it is a 500; after it, the stream's last event. Pages and rows come back, the engine goes on."""
+    with scripted_llm(script(FINAL)) as llm, Served(llm) as server:
+        server.play([*script(THINK), RuntimeError("a kernel failed")], script(FINAL))
+        *_, last = events(server.chat(stream=True))
+        assert last["error"]["message"].endswith("RuntimeError: a kernel failed") and last["error"]["code"] == "engine_error"
+        server.play([RuntimeError("at once")], script(FINAL))
         response = server.chat(stream=True)
         assert response.status_code == 500 and response.json()["error"]["type"] == "server_error"
+        assert server.metric("simplellm:requests_failed_total") == 2
+        server.wait_until_idle()
+        server.alive()
+        assert server.chat().json()["choices"][0]["message"]["content"] == "It is cold."
+
+
+@pytest.mark.parametrize("error", [RuntimeError(LOST), RuntimeError("again and again")], ids=["lost", "in a row"])
+def test_an_engine_that_cannot_go_on_tells_everybody_and_ends_the_server(error: Exception) -> None:
+    """A lost device at once; else three steps in a row, between which none was good."""
+    with scripted_llm([error]) as llm, Served(llm) as server:
+        for _ in range(1 if "CUDA" in str(error) else 3):
+            assert server.front.failure is None
+            response = server.chat(stream=True)
+            assert response.status_code == 500 and str(error) in response.json()["error"]["message"]
+        wait_for(lambda: server.front.status == "failed", "it does not fail")
+        server._threads[0].join(30)
+        assert server.well is False and not server.front.healthy
+
+
+def test_health_says_that_the_engine_has_failed() -> None:
+    """As long as there is somebody to ask: the server ends soon after."""
+    with scripted_llm([]) as llm, Served(llm) as server:
+        body = {"prompt": "Once", "max_tokens": 10**5, "ignore_eos": True, "stream": True}
+        server.play([17196] * 1000 + [RuntimeError(LOST)])
+        sock = post(server, body, "/v1/completions")
+        wait_for(lambda: server.front.failure is not None, "it does not fail")
+        try:
+            assert server.http.get("/health").status_code == 503
+        except httpx.TransportError:  # it has ended already
+            assert not server.front.healthy
+        sock.close()
 
 
 def test_an_answer_that_cannot_be_read_hurts_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -16,42 +16,8 @@ import pytest
 from simplellm.cli import main
 from simplellm.server import options
 from simplellm.server.settings import is_loopback, model_names
-from tests.server.harness import USER, wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
-BODY: dict[str, Any] = {"messages": USER, "max_tokens": 80, "ignore_eos": True, "stream": True}
-
-
-class Process:
-    """`simplellm serve` on the built-in model and a free port."""
-
-    def __init__(self, log: Path, *args: str, wait: bool = True):
-        command = [sys.executable, "-m", "simplellm", "serve", "--port", "0", "--device", "cpu", *args]
-        self.log = log
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "SIMPLELLM_API_KEY": ""}
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(command, stderr=file, stdout=file, cwd=log.parent, env=environment)
-        wait_for(lambda: "is open" in log.read_text(), "the port does not open", 60)
-        port = int(log.read_text().partition("port ")[2].split()[0])
-        self.url = f"http://127.0.0.1:{port}"
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (self.front,) = map(int, children)
-        if wait:
-            wait_for(self.ready, "it does not get ready", 60)
-
-    def ready(self) -> bool:
-        try:
-            return httpx.get(self.url + "/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def ended(self) -> int:
-        """The exit code; neither process nor port may be left."""
-        code = self.process.wait(30)
-        wait_for(lambda: not Path(f"/proc/{self.front}").exists(), "the front is left")
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(self.url)
-        return code
+from tests.server.harness import wait_for
+from tests.server.process import BODY, ROOT, Process
 
 
 @pytest.fixture
@@ -93,6 +59,34 @@ def test_a_signal_while_the_model_loads(log: Path) -> None:
     served = Process(log, wait=False)
     served.process.send_signal(signal.SIGTERM)
     assert served.ended() == 0
+
+
+def test_tls(log: Path) -> None:
+    """The certificate is checked, and the address that is told says https."""
+    pem = str(Path(__file__).parent / "localhost.pem")
+    context = ssl.create_default_context(cafile=pem)
+    with Process(log, "--ssl-certfile", pem, "--ssl-keyfile", pem, verify=context) as served:
+        assert served.url.startswith("https://") and served.chat().json()["usage"]["completion_tokens"] == 2
+        with httpx.stream("POST", served.url + "/v1/chat/completions", json=BODY, verify=context, timeout=60) as response:
+            assert "".join(response.iter_text()).endswith("data: [DONE]\n\n")
+        assert f"at https://127.0.0.1:{served.port}/v1" in log.read_text()
+        with pytest.raises(httpx.ConnectError):  # nobody vouches for this certificate
+            httpx.get(served.url + "/ready")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(served.url.replace("https", "http") + "/ready")
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+
+
+@pytest.mark.parametrize("key", ["", "secret-1"])
+def test_the_warning_beyond_loopback(log: Path, key: str) -> None:
+    """Loud where anybody may connect and no key is needed; with a key there is none, and without the key no answer."""
+    with Process(log, "--host", "0.0.0.0", environment={"SIMPLELLM_API_KEY": key}) as served:
+        told = log.read_text()
+        assert ("WARNING: 0.0.0.0 can be reached from other machines and no API key is set" in told) is not bool(key)
+        assert served.chat().status_code == (401 if key else 200) and (not key or key not in told)
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
 
 
 def test_a_missing_checkpoint_is_one_line(log: Path, capfd: pytest.CaptureFixture[str]) -> None:

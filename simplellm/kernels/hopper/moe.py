@@ -112,7 +112,7 @@ def _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM: gl.constexpr, N: 
         for j in gl.static_range(U):
             a = fragment(w[j], s[j], R, LA, BIG)
             b = xs.index(kk * U + j)
-            if N < xs.shape[1]:
+            if xs.shape[1] > N:
                 b = b.slice(0, N)
             b = b.permute((1, 0))
             if SYNC:

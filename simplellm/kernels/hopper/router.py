@@ -288,9 +288,8 @@ def norm_router(
         width=width,
     )
     if num_tokens <= FEW:
-        do = router_few.norm_and_route
-    else:
-        do = _one_launch if num_tokens <= ONE_LAUNCH else _many_launches
+        return *router_few.norm_and_route(x, parts, gain, eps, w, b, spans.work.counts, route), route
+    do = _one_launch if num_tokens <= ONE_LAUNCH else _many_launches
     return *do(x, parts, gain, eps, w, b, spans.work.counts, route), route
 
 

@@ -85,6 +85,13 @@ def test_small_models(hidden, inner, batch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("skewed", [False, True])
+def test_few_rows_as_eight_columns(skewed, monkeypatch) -> None:
+    monkeypatch.setattr(moe, "NARROW", True)
+    check(moe, make_layer(32, 2880, 2880), 64, skewed)
+
+
+@pytest.mark.gpu
 def test_big_scales() -> None:
     layer = make_layer(8, 2880, 2880, big=True)
     assert layer.streams[0].big and layer.streams[1].big

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from simplellm.kernels.hopper import router
+from simplellm.kernels.hopper import router, router_few
 from simplellm.kernels.norm import rmsnorm_ref
 from simplellm.kernels.router import router_ref
 from simplellm.kernels.spans import COUNTS, Spans, Work
@@ -13,7 +13,15 @@ from tests.kernels.hopper.routes import make_route, poisoned
 BF16 = torch.bfloat16
 SIZES = {"20b": (2880, 32), "120b": (2880, 128), "built-in": (256, 8), "test": (128, 8)}  # H, E
 LAUNCHES = [("test", 1, 1), ("built-in", 3, 2), ("20b", 1, 1), ("20b", 8, 8), ("20b", 40, 33), ("120b", 64, 64), ("120b", 1, 0)]
+LAUNCHES += [("120b", 8, 7), ("120b", 16, 16), ("120b", 256, 200)]
 LAUNCHES += [("test", 65, 60), ("20b", 256, 250), ("120b", 100, 90), ("120b", 2500, 2400), ("20b", 32768, 32768)]
+
+
+@pytest.fixture(params=[0, router_few.MOST_TOKENS], ids=["router", "router_few"], autouse=True)
+def few(request, monkeypatch) -> int:
+    """By router.py alone, and with router_few.py for as many tokens as it can do."""
+    monkeypatch.setattr(router, "FEW", request.param)
+    return request.param
 
 
 def spans(num_tokens: int) -> Spans:
@@ -53,12 +61,14 @@ def check_exact(module, size, padded, num, with_parts=True) -> None:
     gate, wanted = route.gate[: 4 * num], want.gate[: 4 * num]
     assert ((gate - wanted).abs() <= wanted / 128).all()  # one step of bfloat16, where float32's exp is on the edge
     assert num == 0 or (gate == wanted).float().mean() > 0.98
-    assert not module._arrived(x.device).any()
+    assert not module._arrived(x.device).any() and not any(words.any() for words in module.router_few.mail(x.device))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "padded", "num"), LAUNCHES)
-def test_exact_sums_and_lists(size, padded, num) -> None:
+def test_exact_sums_and_lists(size, padded, num, few) -> None:
+    if few and padded > few:
+        pytest.skip("no other than router.py alone")
     check_exact(router, size, padded, num)
 
 
@@ -108,6 +118,38 @@ def test_random_data(padded) -> None:
         "ties to the higher",
     ],
 )
-def test_a_broken_router_is_noticed(old, new, padded) -> None:
+def test_a_broken_router_is_noticed(old, new, padded, few) -> None:
+    if few:
+        pytest.skip("these lines are of router.py's own kernels")
+    module = broken(router, old, new)
+    module.FEW = 0
     with pytest.raises(AssertionError):
-        check_exact(broken(router, old, new), "test", padded, padded)
+        check_exact(module, "test", padded, padded)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("old", "new", "padded"),
+    [
+        ("left = tl.where(left == top[:, None], 0, left)", "left = left + 0", 8),
+        ("_count_bits(tl.gather(masks, of, 0) & earlier)", "0 * earlier.to(tl.int32)", 8),
+        ("+ bias[:, None]", "", 64),
+        ("other < me, found", "other < 0, found", 100),
+        ("bits + 0x8000, 0xFFFF - bits", "bits + 0x8000, bits", 100),
+        ("tl.store(at, tl.zeros_like(words)", "tl.store(at, words", 8),
+    ],
+    ids=[
+        "one chosen again and again",
+        "all in one place",
+        "no bias",
+        "blocks in one place",
+        "negative logits upside down",
+        "words left behind",
+    ],
+)
+def test_a_broken_router_few_is_noticed(old, new, padded, few, monkeypatch) -> None:
+    if not few:
+        pytest.skip("these lines are of router_few.py")
+    monkeypatch.setattr(router, "router_few", broken(router_few, old, new))
+    with pytest.raises(AssertionError):
+        check_exact(router, "test", padded, padded)

@@ -15,14 +15,15 @@ PIECES = 64  # a step's decode pages are cut into about this many pieces
 Span = tuple[int, int, int]  # row of the page tables, first position, number of tokens
 
 
-def make_items(ends: list[int]) -> list[list[int]]:
-    """Of decodes with so many keys each: pieces of equal numbers of pages."""
+def make_items(rows: list[int], ends: list[int], target: int = PIECES) -> list[list[int]]:
+    """Of decodes of these rows with so many keys each: about `target` pieces, those of a token differing by a page at most."""
     pages = [-(-end // PAGE) for end in ends]
-    piece = max(1, -(-sum(pages) // PIECES))
+    piece = max(1, -(-sum(pages) // target))
     items: list[list[int]] = []
     for token, num in enumerate(pages):
         splits, base = -(-num // piece), len(items)
-        items += [[token, n * piece, min((n + 1) * piece, num), n, splits, base] for n in range(splits)]
+        cuts = [num * n // splits for n in range(splits + 1)]
+        items += [[token, cuts[n], cuts[n + 1], n, splits, base, rows[token], ends[token]] for n in range(splits)]
     return items
 
 
@@ -35,11 +36,12 @@ def make_tiles(chunks: list[Span], first_token: int) -> list[list[int]]:
     return sorted(tiles, key=lambda tile: -(tile[1] + tile[2]))
 
 
-def make_spans(spans: list[Span], num_decodes: int = 0, device: str = "cuda", padding: int = 0) -> Spans:
+def make_spans(spans: list[Span], num_decodes: int = 0, device: str = "cuda", padding: int = 0, target: int = PIECES) -> Spans:
     """The first num_decodes spans, of one token each, are decodes, the others chunks. `padding`: tokens, items and tiles
-    beyond the true ones; were such an item or tile done, token 0 would get a wrong value."""
+    beyond the true ones; were such an item or tile done, token 0 would get a wrong value. `target`: of `make_items`."""
     assert all(length == 1 for _, _, length in spans[:num_decodes])
-    items = make_items([start + 1 for _, start, _ in spans[:num_decodes]])
+    rows_of, starts = [row for row, _, _ in spans[:num_decodes]], [start for _, start, _ in spans[:num_decodes]]
+    items = make_items(rows_of, [start + 1 for start in starts], target)
     tiles = make_tiles(spans[num_decodes:], num_decodes)
     lengths = torch.tensor([length for _, _, length in spans])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -52,7 +54,7 @@ def make_spans(spans: list[Span], num_decodes: int = 0, device: str = "cuda", pa
 
     work = Work(
         place(torch.tensor(counts)),
-        place(torch.tensor(items + [[0, 0, 1, 0, 1, 0]] * padding * bool(items)).view(-1, ITEM)),
+        place(torch.tensor(items + [[0, 0, 1, 0, 1, 0, 0, 1]] * padding * bool(items)).view(-1, ITEM)),
         place(torch.tensor(tiles + [[0, 1, 0, 0]] * padding * bool(tiles)).view(-1, TILE_FIELDS)),
     )
     return Spans(place(rows), place(torch.cat(positions)), place(offsets), work)
