@@ -289,18 +289,24 @@ def test_stop_fails_what_is_pending(tiny: Path) -> None:
     llm.stop()
 
 
-def test_a_failing_step_fails_everybody_once_and_says_why(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_step_fails_its_requests_and_three_in_a_row_end_the_engine(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     llm = LLM(tiny, device="cpu", progress=False)
-    llm.generate("abc", max_tokens=1).result()
+    want = llm.generate("abc", max_tokens=4, temperature=0).result()[0].token_ids
 
     def broken(*_: object) -> None:
         raise RuntimeError("the device fell over")
 
-    monkeypatch.setattr(llm._engine.worker.loop.runner, "body", broken)
-    futures = [llm.generate("abc", max_tokens=4)]
-    for future in futures:
+    with monkeypatch.context() as patched:
+        patched.setattr(llm._engine.worker.loop.runner, "body", broken)
         with pytest.raises(EngineError, match="RuntimeError: the device fell over"):
-            future.result(timeout=10)
+            llm.generate("abc", max_tokens=4).result(timeout=10)
+    assert llm.generate("abc", max_tokens=4, temperature=0).result()[0].token_ids == want
+    monkeypatch.setattr(llm._engine.worker.loop.runner, "body", broken)
+    for _ in range(3):
+        with pytest.raises(EngineError, match="the device fell over"):
+            llm.generate("abc", max_tokens=4).result(timeout=10)
     with pytest.raises(EngineError, match="fell over"):
         llm.generate("abc")
     llm.stop()
