@@ -104,11 +104,31 @@ def _add_bench(commands: Any) -> None:
     prefill.add_argument("--prompt", action="append", default=[], type=int, metavar="TOKENS", help="repeat for several")
     prefill.set_defaults(run=_bench_prefill)
     for kind in (decode, prefill):
-        kind.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint folder, as --model")
         kind.add_argument("--passes", type=int, default=5, help="at most (decode: until two agree within 3 %%)")
-        kind.add_argument("--max-running", type=int, default=1024)
         kind.add_argument("--token-budget", type=int, help="tokens of one step")
+    serve = kinds.add_parser("serve", help="requests that arrive: the engine alone, behind its server, or any server")
+    _add_bench_serve(serve)
+    for kind in (decode, prefill, serve):
+        kind.add_argument("path", nargs="?", metavar="PATH", help="a checkpoint folder, as --model")
+        kind.add_argument("--max-running", type=int, default=1024)
         _add_engine_options(kind)
+
+
+def _add_bench_serve(serve: argparse.ArgumentParser) -> None:
+    add = serve.add_argument
+    lengths = "TOKENS, LOW-HIGH (uniform) or lognormal:MEDIAN:SIGMA[:MOST]"
+    add("--url", action="append", default=[], help="measure this server too (without PATH: alone); repeat for several")
+    add("--both", action="store_true", help="the engine alone, then behind `simplellm serve`, and the ratio")
+    add("--num", type=int, default=256, help="requests (default 256)")
+    add("--rate", type=float, metavar="R", help="a second, at random moments (Poisson); default: all at once")
+    add("--prompt", default="1024", metavar="LENGTHS", help=f"{lengths}; default 1024")
+    add("--new", default="256", metavar="LENGTHS", help="tokens to generate, as --prompt; default 256")
+    add("--seed", type=int, default=1, help="of arrivals, lengths and prompts")
+    add("--trace", type=Path, metavar="FILE", help="replay it: a line of JSON per request, as --save-trace writes them")
+    add("--save-trace", type=Path, metavar="FILE", help="write the trace that is measured")
+    add("--passes", type=int, default=2, help="of the trace with fresh prompts; the last one counts (default 2)")
+    add("--vocab", type=int, metavar="N", help="prompts hold ids below it (default: the model's at PATH, else 199000)")
+    serve.set_defaults(run=_bench_serve)
 
 
 def _engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -191,6 +211,16 @@ def _bench_prefill(args: argparse.Namespace) -> None:
     from simplellm.bench.decode import bench_prefill
 
     bench_prefill(_folder(args), args.prompt or [1024], _bench_options(args), args.passes)
+
+
+def _bench_serve(args: argparse.Namespace) -> int:
+    from simplellm.bench.serve import Asked, bench_serve
+
+    alone = args.url and not args.both and _path(args) is None
+    names = ("both", "num", "rate", "prompt", "new", "seed", "trace", "passes", "vocab")
+    chosen = {name: getattr(args, name) for name in names}
+    asked = Asked(None if alone else _folder(args), tuple(args.url), save=args.save_trace, **chosen)
+    return bench_serve(asked, _engine_options(args) | {"max_running": args.max_running})
 
 
 def _folder(args: argparse.Namespace) -> Path:
