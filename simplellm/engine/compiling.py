@@ -6,6 +6,7 @@ import torch
 
 from simplellm.config import EngineConfig, ModelConfig
 from simplellm.engine.gpu_runner import GpuRunner
+from simplellm.engine.start import with_prompt_budget
 from simplellm.kernels.hopper.launch import Compiled, compiling
 from simplellm.kernels.hopper.pack import BLOCK_WORDS, Kind, Stream
 from simplellm.model.gpt_oss import GptOss
@@ -17,6 +18,7 @@ def compile_kernels(config: ModelConfig, options: EngineConfig) -> list[Compiled
     """Build a runner over tensors without memory: its launches compile. -> what was compiled, in order of first use."""
     with compiling() as built:
         max_context = options.max_context or config.max_context
+        options = with_prompt_budget(options, max_context)
         GpuRunner(GptOss(config, hollow_weights(config), torch.bfloat16, max_context), 1024, options, max_context)
     return built
 

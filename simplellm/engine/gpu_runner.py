@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from threading import Lock
 
 import torch
 
@@ -29,6 +31,7 @@ log = logging.getLogger("simplellm")
 DECODE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)  # tokens of graphs for decodes alone; heads have the same sizes
 MIXED_SIZES = (64, 256, 1024, 2048)  # tokens of graphs for any mix
 HEAD_ROWS = 256  # rows whose logits exist at a time: 206 MB
+_capturing = Lock()  # PyTorch captures one graph at a time
 STEP_TIMEOUT = 120.0  # seconds after which a step counts as hung; the longest real one takes about two
 
 
@@ -64,14 +67,15 @@ class GpuRunner:
         self.newest = zeros(num_rows)
         self.rows = GpuRows(num_rows, options.penalty_slots, vocab, device)
         self.max_outputs = num_rows + SCORED_PER_STEP
-        largest = self._shape(max(options.idle_budget, MIXED_SIZES[-1]), chunks=True)
-        self.step = zeros(largest.size)
+        mixed = self._shape(max(options.idle_budget, MIXED_SIZES[-1]), chunks=True)
+        self.step = zeros(max(mixed.size, self._shape(num_rows, chunks=False).size))
         self.hidden = zeros(self.max_outputs, model.config.hidden_size, dtype=torch.bfloat16)
         self.draws, self.tokens = zeros(num_rows, 2), zeros(num_rows)
         self.logprobs = LogprobTensors.empty(num_rows, device)
         self.samplings = [Sampling()] * num_rows  # of the rows' requests, after the newest body
         self.bodies: dict[tuple[int, bool], tuple[StepShape, Callable[[], None]]] = {}  # by tokens, with chunks
         self.heads: dict[tuple[int, bool], Callable[[], None]] = {}  # by rows, with all settings
+        self.hung = False
         self._compiling = device.type == "meta"
         self._pool = None if self._compiling else torch.cuda.graph_pool_handle()
         self._capture(options.idle_budget)
@@ -113,6 +117,7 @@ class GpuRunner:
         deadline = time.monotonic() + STEP_TIMEOUT
         while not pending.done.query():
             if time.monotonic() > deadline:
+                self.hung = True
                 raise EngineError(
                     f"the GPU has not finished a step of {pending.plan.num_tokens} tokens in {STEP_TIMEOUT:.0f} s"
                 )
@@ -125,12 +130,16 @@ class GpuRunner:
         return Results(tokens, self._logprobs(pending, tokens), pending.scores)
 
     def close(self) -> None:
-        """Let go of graphs, weights and pages."""
-        torch.cuda.synchronize(self.device)
+        """Let go of graphs, weights and pages. A hung or lost GPU is left alone: waiting for it would never end."""
+        if self.hung:
+            return
+        with suppress(RuntimeError):
+            torch.cuda.synchronize(self.device)
         self.bodies.clear()
         self.heads.clear()
         del self.model, self.kv, self.rows, self.hidden, self.step
-        torch.cuda.empty_cache()  # else PyTorch keeps the memory, and the next engine finds none free
+        with suppress(RuntimeError):
+            torch.cuda.empty_cache()  # else PyTorch keeps the memory, and the next engine finds none free
 
     # --- the device's side: what graphs hold -------------------------------------------------------------------------
 
@@ -159,8 +168,6 @@ class GpuRunner:
         bodies.sort(key=lambda shape: shape.tokens, reverse=True)
         self.draws.fill_(-1)
         with torch.inference_mode():
-            if most_tokens > MIXED_SIZES[-1]:
-                self._warm(self._shape(most_tokens, chunks=True))
             for shape in bodies:
                 self._warm(shape)
                 self.bodies[shape.tokens, shape.tiles > 0] = shape, self._record(partial(self._run_body, shape))
@@ -168,6 +175,8 @@ class GpuRunner:
                 for size in reversed(decode_sizes):
                     self._run_head(size, full)
                     self.heads[size, full] = self._record(partial(self._run_head, size, full))
+            if most_tokens > MIXED_SIZES[-1]:  # last: PyTorch gives what it keeps for eager steps back at each capture
+                self._warm(self._shape(most_tokens, chunks=True))
         log.info("%d graphs in %.1f s", len(self.bodies) + len(self.heads), time.monotonic() - began)
 
     def _record(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -175,8 +184,8 @@ class GpuRunner:
         if self._compiling:
             return run
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
+        with _capturing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            run()  # other engines of this process may be using their GPU meanwhile
         return graph.replay
 
     def _warm(self, shape: StepShape) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from simplellm.engine.loop import Loop, PlanRunner
 from simplellm.engine.runner import Runner
 from simplellm.engine.scheduler import Scheduler
 from simplellm.engine.worker import Worker
-from simplellm.errors import OptionError
+from simplellm.errors import CheckpointError, OptionError
 from simplellm.model.checkpoint import load_config
 from simplellm.model.gpt_oss import GptOss
 from simplellm.model.layers import arrange
@@ -57,18 +57,27 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
 
     end_ids: tokens that end an answer, besides those that the checkpoint's configuration names.
     """
-    began = time.perf_counter()
     device = pick_device(options.device)
+    # Streams, events and Triton's launches go to the current device, whichever the tensors are on.
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return _start(path, options, device, end_ids)
+
+
+def _start(path: Path, options: EngineConfig, device: torch.device, end_ids: frozenset[int]) -> Engine:
+    began = time.perf_counter()
     config = load_config(path)
     max_context = config.max_context if options.max_context is None else options.max_context
     if max_context > config.max_context:
         raise OptionError(f"max_context: {max_context} is above the model's {config.max_context}")
     dtype: torch.dtype = getattr(torch, options.dtype)
+    if kernels.on_hopper(device, dtype):
+        check_shapes(config)
+        options = with_prompt_budget(options, max_context)
     weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
     model = GptOss(config, weights, dtype, max_context)
     loaded = time.perf_counter()
-    if options.prompt_budget is None and kernels.on_hopper(device, dtype):
-        options = replace(options, prompt_budget=min(PROMPT_BUDGET, max(max_context, options.token_budget)))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading left over is room for pages
     num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
     runner = open_runner(model, num_pages, options, max_context)
     done = time.perf_counter()
@@ -76,7 +85,30 @@ def start(path: Path, options: EngineConfig, end_ids: frozenset[int]) -> Engine:
     log.info("%s on %s, %d KV pages, ready in %.1f s: weights %.1f s, the rest %.1f s", path.name, device, num_pages, *phases)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
     prepare = partial(torch.set_num_threads, 1) if alone else None
+    if device.type == "cuda":
+        prepare = partial(torch.cuda.set_device, device)
     return assemble(config, options, runner, num_pages, max_context, end_ids, prepare)
+
+
+def with_prompt_budget(options: EngineConfig, max_context: int) -> EngineConfig:
+    """The options with a GPU's prompt_budget, unless they have one."""
+    if options.prompt_budget is not None:
+        return options
+    return replace(options, prompt_budget=min(PROMPT_BUDGET, max(max_context, options.token_budget)))
+
+
+def check_shapes(config: ModelConfig) -> None:
+    """Raise CheckpointError for a model whose shapes the Hopper kernels are not made for."""
+    fixed = {"head_dim": (config.head_dim, 64), "experts_per_token": (config.experts_per_token, 4)}
+    fixed["query heads per KV head"] = config.group, 8
+    whole = {"hidden_size": (config.hidden_size, 64), "intermediate_size": (config.intermediate_size, 64)}
+    whole["vocab_size"] = config.vocab_size, 32
+    problems = [f"{name} is {has}, not {need}" for name, (has, need) in fixed.items() if has != need]
+    problems += [f"{name} is {has}, no multiple of {unit}" for name, (has, unit) in whole.items() if has % unit]
+    if problems:
+        raise CheckpointError(
+            f"the GPU kernels are not made for this model ({'; '.join(problems)}): use dtype='float32' or device='cpu'"
+        )
 
 
 def open_runner(model: GptOss, num_pages: int, options: EngineConfig, max_context: int) -> PlanRunner:
@@ -111,13 +143,15 @@ def assemble(
 def pick_device(name: str) -> torch.device:
     """The device an option names; "auto" is the first GPU if there is one."""
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = "cuda:0" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise OptionError(f"device: {name!r}, but PyTorch finds no CUDA GPU (try device='cpu')")
     try:
         device = torch.device(name)
     except RuntimeError:
         raise OptionError(f"device: {name!r} is not auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda:0")
     if device.index is not None and device.index >= torch.cuda.device_count():
         raise OptionError(f"device: {name!r}, but there are {torch.cuda.device_count()} GPUs, counted from 0")
     return device

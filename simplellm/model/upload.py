@@ -57,13 +57,15 @@ class Uploader:
 
     def _copy(self, source: Tensor, target: Tensor) -> None:
         buffer, free = self._buffers.get()
-        free.synchronize()  # the copy out of it, by whichever thread had it last
-        pinned = buffer[: len(source)]
-        pinned.copy_(source)
-        with torch.cuda.stream(self._stream):
-            target.copy_(pinned, non_blocking=True)
-            free.record(self._stream)
-        self._buffers.put((buffer, free))
+        try:
+            free.synchronize()  # the copy out of it, by whichever thread had it last
+            pinned = buffer[: len(source)]
+            pinned.copy_(source)
+            with torch.cuda.stream(self._stream):
+                target.copy_(pinned, non_blocking=True)
+                free.record(self._stream)
+        finally:  # else the pieces behind would wait for it for ever
+            self._buffers.put((buffer, free))
 
     def _finish(self, key: K, target: Tensor, copies: list[Future[None]]) -> tuple[K, Tensor]:
         for copy in copies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import torch
 
 from simplellm.config import EngineConfig, ModelConfig
 from simplellm.engine import start
-from simplellm.errors import OptionError
+from simplellm.errors import CheckpointError, OptionError
 from simplellm.model.checkpoint import load_config
 
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.fixture
@@ -78,3 +79,10 @@ def test_a_container_counts_as_the_machine(tmp_path: Path, monkeypatch: pytest.M
     assert start.machine_bytes() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     monkeypatch.setattr(start, "CONTAINER_LIMITS", (str(none), str(limit)))
     assert start.machine_bytes() == 10**9 and count(config, CPU) == 10**9 // start.CPU_SHARE // config.page_bytes()
+
+
+def test_a_model_that_the_kernels_are_not_made_for_is_refused_by_its_shapes(config: ModelConfig) -> None:
+    start.check_shapes(config)
+    other = dataclasses.replace(config, head_dim=32, vocab_size=1500)
+    with pytest.raises(CheckpointError, match="head_dim is 32, not 64; vocab_size is 1500, no multiple of 32.*dtype='float32'"):
+        start.check_shapes(other)

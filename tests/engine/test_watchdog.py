@@ -1,5 +1,6 @@
 """A step of the GPU that does not end is an error that says so, and the end of the engine."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,5 +19,8 @@ class Never:
 def test_a_hung_step_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "STEP_TIMEOUT", 0.01)
     pending = Pending(Plan(0, (Span(1, 0, 0, (5, 6), True),)), [], [], cast(Any, Never()))
+    runner = cast(GpuRunner, SimpleNamespace(hung=False))
     with pytest.raises(EngineError, match="has not finished a step of 2 tokens in 0 s"):
-        GpuRunner.results(cast(GpuRunner, None), pending)
+        GpuRunner.results(runner, pending)
+    assert runner.hung
+    GpuRunner.close(runner)  # does not wait for it
