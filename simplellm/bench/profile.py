@@ -18,6 +18,7 @@ from simplellm.bench.floor import op_bytes
 from simplellm.bench.work import Meter, Work
 from simplellm.config import ModelConfig
 from simplellm.engine.scheduler import Request
+from simplellm.errors import EngineError
 from simplellm.request import Event, Sampling
 
 SECONDS = 0.25  # of decoding under the profiler
@@ -45,12 +46,16 @@ def profile(meter: Meter, work: Work) -> list[dict[str, Any]]:
     rids = [-1 - i for i in range(work.num)]
     requests = [Request(rid, tuple(random.choices(range(min(vocab, 199_000)), k=work.prompt)), sampling) for rid in rids]
     counts: dict[int, int] = dict.fromkeys(rids, 0)
+    ended: list[Event] = []
 
     def take(event: Event) -> None:
         counts[event.rid] += len(event.tokens)
+        ended.extend([event] if event.finish_reason is not None else [])
 
     worker.submit(requests, take)
     while min(counts.values()) < 8:
+        if ended:
+            raise EngineError(f"{work}: a sequence ended before its profile: {ended[0].error or ended[0].finish_reason}")
         time.sleep(0.01)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
         time.sleep(SECONDS)

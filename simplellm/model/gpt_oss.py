@@ -19,7 +19,7 @@ from simplellm.model.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's tokens on the device: T tokens, N rows that need logits. All int32."""
+    """One step's tokens on the device: T tokens, N rows that need logits. On a Hopper GPU all int32."""
 
     tokens: torch.Tensor  # [T] ids; -1 for the newest token of the row
     newest: torch.Tensor  # [rows]
