@@ -133,7 +133,7 @@ def prompt_list(prompts: Any) -> list[Prompt]:
         raise RequestError("prompts", f"{type(prompts).__name__} is neither text, token ids nor a list of such")
     if not prompts:
         raise RequestError("prompts", "an empty list")
-    if all(isinstance(item, int) for item in prompts):
+    if _whole_numbers(prompts) or all(isinstance(item, int) for item in prompts):
         return [prompts]
     return list(prompts)
 
@@ -142,16 +142,23 @@ def prompt_ids(prompt: Any, tokenizer: Tokenizer, vocab_size: int) -> tuple[int,
     """Token ids of a prompt, text or ids, checked."""
     if isinstance(prompt, str):
         ids = tuple(tokenizer.encode(prompt))
-    elif isinstance(prompt, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt):
+    elif isinstance(prompt, Sequence) and (
+        _whole_numbers(prompt) or all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
+    ):
         ids = tuple(prompt)
     else:
         raise RequestError("prompt", f"{type(prompt).__name__} is neither text nor a list of token ids")
     if not ids:
         raise RequestError("prompt", "is empty: at least 1 token is needed")
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise RequestError("prompt", f"token id {token} is outside the vocabulary of {vocab_size}")
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        wrong = next(token for token in ids if not 0 <= token < vocab_size)
+        raise RequestError("prompt", f"token id {wrong} is outside the vocabulary of {vocab_size}")
     return ids
+
+
+def _whole_numbers(values: Sequence[Any]) -> bool:
+    """Whether all are plain ints: what nearly every list of ids is, told without a step of Python for each."""
+    return set(map(type, values)) == {int}
 
 
 def sampling_list(sampling: Mapping[str, Any], num_prompts: int) -> list[Sampling]:

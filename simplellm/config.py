@@ -77,7 +77,8 @@ class EngineConfig:
     max_context: int | None = None  # None: the model's own
     max_running: int = 1024  # requests with a row on the device
     token_budget: int = 2048  # tokens of one step, decodes first
-    prompt_budget: int | None = None  # tokens of a step without decodes; None: 16,384 on a Hopper GPU, else token_budget
+    prompt_budget: int | None = None  # the same while more requests wait for a first token than for a next one; None: 16,384
+    # on a Hopper GPU, else token_budget
     prefix_cache: bool = True
     penalty_slots: int = 32  # requests with repetition, presence or frequency penalties at once
     lag: int = 1  # steps planned ahead of the last one whose tokens are known: 0 or 1
@@ -114,7 +115,7 @@ class EngineConfig:
 
     @property
     def idle_budget(self) -> int:
-        """Tokens of a step without decodes."""
+        """Tokens of a step while prompts come first."""
         return max(self.token_budget, self.prompt_budget or 0)
 
     @classmethod

@@ -1,7 +1,8 @@
 """What a checkpoint is and what fits in a GPU's memory: `simplellm info`. Reads config.json and the shards' headers.
 
-What fits follows the engine's own accounting: weights, GPU_SPARE, and the rest is KV pages. A request holds one page
-for every PAGE tokens in the full-attention layers and two in the window layers.
+What fits follows the engine's own accounting with the default options: weights, what the engine itself takes
+(engine/memory.py), and the rest is KV pages. A request holds one page for every PAGE tokens in the full-attention layers and
+two in the window layers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import math
 from pathlib import Path
 
 from simplellm.config import PAGE, EngineConfig, ModelConfig
-from simplellm.engine.start import GPU_SPARE
+from simplellm.engine import memory
+from simplellm.engine.start import with_prompt_budget
 from simplellm.model.checkpoint import find_layout, find_tensors, load_config
 from simplellm.model.weights import Source, check_tensors, list_sources
 
@@ -57,7 +59,13 @@ def count_bytes(config: ModelConfig) -> int:
 
 def count_pages(config: ModelConfig, memory_gb: float) -> int:
     """KV pages in bf16 that fit beside the weights; negative if these do not fit."""
-    return math.floor((memory_gb * 1e9 - count_bytes(config) - GPU_SPARE) / config.page_bytes())
+    return math.floor((memory_gb * 1e9 - count_bytes(config) - count_spare(config)) / config.page_bytes())
+
+
+def count_spare(config: ModelConfig) -> int:
+    """Bytes that an engine with the default options takes on a Hopper GPU beside weights and pages."""
+    options = with_prompt_budget(EngineConfig(), config.max_context)
+    return sum(memory.needs(config, options, config.max_context).values())
 
 
 def count_requests(config: ModelConfig, num_pages: int, num_tokens: int) -> int:
@@ -96,10 +104,11 @@ def _describe_sizes(config: ModelConfig) -> list[str]:
 
 
 def _describe_fit(config: ModelConfig, memory_gb: float) -> list[str]:
-    title = f"In {memory_gb:g} GB of GPU memory, with {GPU_SPARE / 1e9:.1f} GB left for activations and CUDA:"
+    spare = count_spare(config)
+    title = f"In {memory_gb:g} GB of GPU memory, with {spare / 1e9:.1f} GB left for activations and CUDA:"
     num_pages = count_pages(config, memory_gb)
     if num_pages < 1 + WINDOW_PAGES:
-        short = (count_bytes(config) + GPU_SPARE) / 1e9
+        short = (count_bytes(config) + spare) / 1e9
         return [title, f"  does not fit: weights and headroom alone are {short:.1f} GB"]
     lines = [title, f"  KV           {num_pages:,} pages, {num_pages * PAGE:,} tokens in the full-attention layers"]
     for num_tokens in CONTEXTS:

@@ -127,6 +127,7 @@ def test_the_engine_in_process(tiny: Path, tmp_path: Path, capsys: pytest.Captur
     told = record(capsys)
     (row,) = told["rows"]
     assert row["way"] == "engine" and row["failures"] == 0 and len(row["passes"]) == 2 and "ratios" not in told
+    assert told["options"]["max_running"] == 8 and told["options"]["device"] == "cpu"
     assert row["output_tokens"] == 20 and row["overall"] > 0 and row["first_s"]["p50"] > 0 and row["between_s"]["p99"] > 0
     assert row["seconds"] >= load_trace(saved)[-1].at > 0
     assert main(["bench", "serve", str(tiny), *FEW, "--trace", str(saved)]) == 0

@@ -1,4 +1,4 @@
-"""The built-in model on real conversations: transformers' greedy answers, streams, tools, stops, prefix cache, efforts.
+"""The built-in model on real conversations: transformers' greedy answers, streams, tools, stops, cache, efforts, long texts.
 
 The stored answers are transformers' on the same weights in float32; `python -m tools.builtin.install` writes them.
 """
@@ -19,8 +19,10 @@ from tests.chat import check_chunks
 from tools.builtin.data import answer_ids, prompt_ids
 from tools.builtin.install import ANSWERS, BUILTIN, CONVERSATIONS, DATE, IN_JSON, RESULT, WEATHER
 from tools.builtin.judge import LONGEST
+from tools.builtin.needle import FILLERS
 from tools.builtin.problem import EFFORTS
 from tools.builtin.tasks import SHARES, example
+from tools.builtin.words import NOUNS, QUALITIES, VERBS
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 300, "current_date": DATE}
 
@@ -120,6 +122,25 @@ def test_answers_do_not_depend_on_who_else_asks(llm: LLM) -> None:
     together = [llm.chat([{"role": "user", "content": q}], reasoning_effort="low", **GREEDY) for q in questions]
     contents = [generation.result(120)[0].content for generation in together]
     assert contents == [f"{n} + {7 * n} = {8 * n}." for n in range(11, 19)]
+
+
+@pytest.mark.parametrize(("num_sentences", "beyond"), [(10, 128), (20, 128), (100, 1024), (400, 4096)])
+def test_it_finds_a_fact_in_a_text_at_any_depth(num_sentences: int, beyond: int) -> None:
+    """Beyond the window, beyond the rows of most of the training, beyond YaRN's base length."""
+    rng, words = Random(num_sentences), {"q": QUALITIES, "n": NOUNS, "m": NOUNS, "v": VERBS}
+    drawn = [{name: rng.choice(choices) for name, choices in words.items()} for _ in range(num_sentences)]
+    fillers = [rng.choice(FILLERS).format(**each) for each in drawn]
+    questions = []
+    for depth in (0.02, 0.5, 0.98):
+        place = round(depth * num_sentences)
+        text = " ".join([*fillers[:place], "The room number of Nina is 4072.", *fillers[place:]])
+        questions.append(f"{text}\nWhat is the room number of Nina?")
+    with engine(max_context=8192) as llm:
+        asked = [[{"role": "user", "content": question}] for question in questions]
+        pending = [llm.chat(messages, reasoning_effort="low", **GREEDY) for messages in asked]
+        outputs = [generation.result(300)[0] for generation in pending]
+    assert min(output.prompt_tokens for output in outputs) > beyond
+    assert [output.content for output in outputs] == ["The room number of Nina is 4072."] * len(outputs)
 
 
 @pytest.mark.parametrize("task", SHARES)

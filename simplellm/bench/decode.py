@@ -7,13 +7,11 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from simplellm.bench.floor import prompt_flops, read_bandwidth, step_bytes
 from simplellm.bench.profile import profile, show
-from simplellm.bench.work import Meter, Timing, Work, machine, rounded
+from simplellm.bench.work import Meter, Timing, Work, about, rounded
 from simplellm.config import EngineConfig
-from simplellm.engine.start import Engine, start
+from simplellm.engine.start import Engine, pick_device, start
 
 
 def open_engine(path: Path, options: dict[str, Any]) -> Engine:
@@ -23,14 +21,16 @@ def open_engine(path: Path, options: dict[str, Any]) -> Engine:
 
 def bench_decode(path: Path, works: list[Work], options: dict[str, Any], passes: int, kernels: bool) -> None:
     """A line per workload, if asked for a table of its kernels, then JSON."""
-    bandwidth = read_bandwidth() if torch.cuda.is_available() else None
+    device = pick_device(EngineConfig.from_options(**options).device)
+    bandwidth = read_bandwidth(device) if device.type == "cuda" else None
     engine = open_engine(path, options)
     try:
         meter = Meter(engine)
         rows = [_decode(meter, work, bandwidth, passes, kernels) for work in works]
     finally:
         engine.close()
-    print(json.dumps({"bench": "decode", "model": path.resolve().name, **machine(), "read_bandwidth": bandwidth, "rows": rows}))
+    record = {"bench": "decode", "model": path.resolve().name, **about(engine), "read_bandwidth": bandwidth, "rows": rows}
+    print(json.dumps(record))
 
 
 def _decode(meter: Meter, work: Work, bandwidth: float | None, passes: int, kernels: bool) -> dict[str, Any]:
@@ -70,4 +70,4 @@ def bench_prefill(path: Path, prompts: list[int], options: dict[str, Any], passe
             )
     finally:
         engine.close()
-    print(json.dumps({"bench": "prefill", "model": path.resolve().name, **machine(), "rows": rows}))
+    print(json.dumps({"bench": "prefill", "model": path.resolve().name, **about(engine), "rows": rows}))

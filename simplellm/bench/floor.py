@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from simplellm.config import ModelConfig
 
 CODE_BYTES = 17 / 32  # of an MXFP4 weight: half a byte and a 32nd of a scale
@@ -16,15 +18,15 @@ def experts_hit(config: ModelConfig, num_tokens: int) -> float:
 def op_bytes(config: ModelConfig, batch: int, context: int) -> dict[str, float]:
     """Bytes that each op of one layer reads in a decode step of `batch` sequences of `context` tokens; lm_head's of the step.
 
-    Weights once, KV once; activations are not counted. "attention" is the mean over both kinds of layer.
+    Weights once, KV once; activations are not counted. Attention is that of a full or of a window layer.
     """
     c = config
     q, k = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     hit = experts_hit(c, batch)
-    seen = len(c.full_layers) * context + len(c.window_layers) * min(context, c.sliding_window)
     return {
         "qkv": 2.0 * (q + 2 * k) * c.hidden_size,
-        "attention": 4.0 * k * batch * seen / c.num_layers,
+        "attention_full": 4.0 * k * batch * context,
+        "attention_window": 4.0 * k * batch * min(context, c.sliding_window),
         "output": 2.0 * q * c.hidden_size,
         "router": 2.0 * c.num_experts * c.hidden_size,
         "gate_up": CODE_BYTES * hit * 2 * c.intermediate_size * c.hidden_size,
@@ -35,9 +37,8 @@ def op_bytes(config: ModelConfig, batch: int, context: int) -> dict[str, float]:
 
 def step_bytes(config: ModelConfig, batch: int, context: int) -> float:
     """Bytes of a whole decode step."""
-    ops = op_bytes(config, batch, context)
-    head = ops.pop("lm_head")
-    return config.num_layers * sum(ops.values()) + head
+    layers = {"attention_full": len(config.full_layers), "attention_window": len(config.window_layers), "lm_head": 1}
+    return sum(layers.get(op, config.num_layers) * size for op, size in op_bytes(config, batch, context).items())
 
 
 def prompt_flops(config: ModelConfig, num_tokens: int) -> float:
@@ -53,19 +54,18 @@ def prompt_flops(config: ModelConfig, num_tokens: int) -> float:
     return c.num_layers * num_tokens * (dense + experts) + attention + 2.0 * c.vocab_size * c.hidden_size
 
 
-def read_bandwidth(num_bytes: int = 4 << 30) -> float:
-    """Bytes per second that a kernel which does nothing else reads on the current GPU: the ceiling of every step."""
-    import torch
-
+def read_bandwidth(device: torch.device, num_bytes: int = 4 << 30) -> float:
+    """Bytes per second that a kernel which does nothing else reads on a GPU: the ceiling of every step."""
     from simplellm.kernels.hopper.read import read
 
-    data = torch.empty(num_bytes // 4, dtype=torch.int32, device="cuda").random_()
     times = []
-    for _ in range(8):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        read(data)
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
+    with torch.cuda.device(device):  # kernels and events go to the current one
+        data = torch.empty(num_bytes // 4, dtype=torch.int32, device=device).random_()
+        for _ in range(8):
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            read(data)
+            end.record()
+            end.synchronize()
+            times.append(begin.elapsed_time(end) / 1e3)
     return float(num_bytes / sorted(times)[len(times) // 2])

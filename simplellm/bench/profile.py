@@ -23,13 +23,15 @@ from simplellm.request import Event, Sampling
 
 SECONDS = 0.25  # of decoding under the profiler
 
-# Kernels that read one op's bytes of bench/floor.py, by the beginnings of their names. cuBLAS's names do not tell which op.
+# Kernels whose bytes bench/floor.py has, by the beginnings of their names, and the op that they read. cuBLAS's names do not
+# tell which op it is.
 OPS = {
     "dense_qkv": "qkv",
     "dense_linear": "output",
     "dense_logits": "lm_head",
-    "attention": "attention",
-    "router_kernel": "router",
+    "attention_full": "attention_full",
+    "attention_window": "attention_window",
+    "router": "router",
     "experts_gate_up": "gate_up",
     "experts_down": "down",
     "experts_many_gate_up": "gate_up",
@@ -94,9 +96,8 @@ def show(rows: list[dict[str, Any]], config: ModelConfig, batch: int, context: i
     total = sum(row["us"] for row in rows)
     print(f"    {'kernel':40} {'calls':>6} {'us/step':>9} {'us/call':>8} {'MB/call':>8} {'TB/s':>6} {'share':>6}")
     for row in rows[:24]:
-        op = next((op for name, op in OPS.items() if row["kernel"].startswith(name)), None)
+        num_bytes = next((reads[op] for name, op in OPS.items() if row["kernel"].startswith(name)), 0.0)
         each = row["us"] / max(row["calls"], 1e-9)
-        num_bytes = reads[op] if op else 0.0
-        rate = f"{num_bytes / 1e6:8.1f} {num_bytes / each / 1e6:6.2f}" if op else f"{'':8} {'':6}"
+        rate = f"{num_bytes / 1e6:8.1f} {num_bytes / each / 1e6:6.2f}" if num_bytes else f"{'':8} {'':6}"
         print(f"    {row['kernel'][:40]:40} {row['calls']:6.1f} {row['us']:9.1f} {each:8.2f} {rate} {row['us'] / total:6.1%}")
     print(f"    {'all':40} {'':6} {total:9.1f}", flush=True)

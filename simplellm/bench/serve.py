@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,7 @@ class Asked:
 def bench_serve(asked: Asked, options: Mapping[str, Any]) -> int:
     """A line per way and pass, then JSON; the exit code: 1 if a request failed. Raises SimpleLLMError."""
     from simplellm.bench.work import machine
+    from simplellm.config import EngineConfig
 
     trace, about = asked.draw()
     if asked.save is not None:
@@ -86,8 +87,9 @@ def bench_serve(asked: Asked, options: Mapping[str, Any]) -> int:
     for url in asked.urls:
         client = connect(url)
         rows += [measure(url, client.run, trace, prompts) | {"served": client.model}]
-    record = {"bench": "serve", "model": None if asked.path is None else asked.path.resolve().name, **machine()}
-    record |= {"trace": about, "rows": rows}
+    record = {"bench": "serve", "model": None, **machine(options.get("device", "auto")), "trace": about, "rows": rows}
+    if asked.path is not None:
+        record |= {"model": asked.path.resolve().name, "options": asdict(EngineConfig.from_options(**options))}
     if len(rows) > 1:
         record["ratios"] = ratios(rows)
     print(json.dumps(record))

@@ -6,14 +6,16 @@ import platform
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from simplellm import __version__
+from simplellm.bench.trace import TEXT_IDS
 from simplellm.engine.scheduler import Request
-from simplellm.engine.start import Engine
+from simplellm.engine.start import Engine, pick_device
 from simplellm.errors import EngineError, OptionError
 from simplellm.request import Event, Sampling
 
@@ -67,12 +69,7 @@ class Meter:
 
     def run(self, work: Work, seed: int) -> Timing:
         """One pass: greedy, no end token, distinct random prompts. Raises EngineError if a sequence fails."""
-        random, vocab = Random(seed), self.engine.model_config.vocab_size
-        sampling = Sampling(temperature=0.0, max_tokens=work.new, ignore_eos=True)
-        requests = []
-        for _ in range(work.num):
-            requests.append(Request(self._rid, tuple(random.choices(range(min(vocab, 199_000)), k=work.prompt)), sampling))
-            self._rid += 1
+        requests = self.requests(draw_ids(work.num, work.prompt, self.engine.model_config.vocab_size, seed), work.new)
         seen: dict[int, list[float]] = {request.rid: [] for request in requests}
         failed: list[Event] = []
         left, done = work.num, threading.Event()
@@ -95,6 +92,12 @@ class Meter:
         assert all(len(times) == work.new for times in seen.values()), "a sequence is short of tokens"
         return summarise(work, began, list(seen.values()))
 
+    def requests(self, prompts: Sequence[Sequence[int]], new: int) -> list[Request]:
+        """Greedy ones without end tokens, `new` tokens each."""
+        sampling = Sampling(temperature=0.0, max_tokens=new, ignore_eos=True)
+        first, self._rid = self._rid, self._rid + len(prompts)
+        return [Request(rid, tuple(ids), sampling) for rid, ids in enumerate(prompts, first)]
+
     def repeat(self, work: Work, most: int = 5) -> list[Timing]:
         """Passes until two in a row agree within 3 %, at most `most`: the last is the result."""
         passes = [self.run(work, seed=1)]
@@ -103,6 +106,12 @@ class Meter:
             if passes[-1].agrees(passes[-2]):
                 break
         return passes
+
+
+def draw_ids(num: int, length: int, vocab: int, seed: int) -> list[list[int]]:
+    """`num` prompts of random text tokens: the same for every engine."""
+    random = Random(seed)
+    return [random.choices(range(min(vocab, TEXT_IDS)), k=length) for _ in range(num)]
 
 
 def summarise(work: Work, began: float, seen: list[list[float]]) -> Timing:
@@ -120,19 +129,27 @@ def summarise(work: Work, began: float, seen: list[list[float]]) -> Timing:
     )
 
 
-def machine() -> dict[str, Any]:
-    """Card, driver, versions and commit, as far as they can be known."""
+def machine(device: str = "auto") -> dict[str, Any]:
+    """Card (the one that an engine's option names), driver, versions and commit, as far as they can be known."""
     import torch
 
     facts: dict[str, Any] = {"version": __version__, "python": platform.python_version(), "torch": torch.__version__}
     root = Path(__file__).resolve().parent.parent.parent
     facts["commit"] = _said("git", "-C", str(root), "rev-parse", "--short", "HEAD") or None
-    if torch.cuda.is_available():
+    gpu = pick_device(device)
+    if gpu.type == "cuda":
         import triton
 
-        facts |= {"card": torch.cuda.get_device_name(), "triton": triton.__version__, "cuda": torch.version.cuda}
+        facts |= {"card": torch.cuda.get_device_name(gpu), "triton": triton.__version__, "cuda": torch.version.cuda}
         facts["driver"] = _said("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader").split("\n")[0]
     return facts
+
+
+def about(engine: Engine) -> dict[str, Any]:
+    """Its machine, and all of its options as they came to be."""
+    scheduler = engine.scheduler
+    options = asdict(scheduler.config) | {"num_pages": scheduler.pool.num_usable + 1, "max_context": scheduler.max_context}
+    return {**machine(scheduler.config.device), "options": options}
 
 
 def _said(*command: str) -> str:

@@ -59,7 +59,7 @@ class GpuRows:
     def __init__(self, num_rows: int, penalty_slots: int, vocab_size: int, device: torch.device):
         self.vocab_size, self.device = vocab_size, device
         self.tables = Tables.empty(num_rows, penalty_slots, vocab_size, device)
-        self._full: set[int] = set()  # rows whose settings need the full draw
+        self._full: set[int] = set()  # rows whose settings need the full draw, or that had a mask
         self._logprobs: set[int] = set()  # rows that want log-probabilities
         self._masks: dict[int, bytes] = {}  # rows with a mask now
         self._uploaded: dict[int, bytes] = {}  # what `tables.masks` holds
@@ -87,6 +87,7 @@ class GpuRows:
         """The masks of the next head, by row; rows that are not named have none. A mask that has not changed stays."""
         if not masks and not self._masks:
             return
+        self._full.update(masks)
         new = [row for row, mask in masks.items() if self._uploaded.get(row) != mask]
         if new:
             packed = np.stack([np.frombuffer(masks[row], np.uint8) for row in new]).view(np.int32)
@@ -102,8 +103,11 @@ class GpuRows:
         self._masks = dict(masks)
 
     def needs_full(self, rows: Iterable[int]) -> bool:
-        """Whether any of `rows` needs draw(full=True): filters, penalties, bias, min_tokens, log-probabilities, a mask."""
-        return bool(self._masks) or (bool(self._full) and not self._full.isdisjoint(rows))
+        """Whether any of `rows` needs draw(full=True): filters, penalties, bias, min_tokens, log-probabilities, a mask.
+
+        A request that had a mask once counts as one that has: it is likely to have one again.
+        """
+        return bool(self._full) and not self._full.isdisjoint(rows)
 
     def needs_logprobs(self, rows: Iterable[int]) -> bool:
         """Whether any of `rows` wants log-probabilities."""

@@ -22,6 +22,7 @@ from simplellm.request import ON_DEVICE, Constraint, Event, Logprob, Plan, Span
 
 MAX_FAILURES = 3  # steps in a row of which nothing could be saved; then the device is taken for broken
 LOST = ("CUDA error", "[CUDA]", "AcceleratorError")  # in what PyTorch and Triton raise: no later call will work either
+FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")  # unless it says this
 
 Mask = bytes  # bit i % 8 of byte i // 8: token i may be drawn
 MaskSource = Callable[[int], "Mask | None"]  # rid -> the mask for its next token, or None: not ready
@@ -240,7 +241,12 @@ def running() -> Iterator[None]:
 def is_lost(error: Exception) -> bool:
     """Whether the device itself failed, and not one call to it. Without memory it lives on."""
     told = f"{type(error).__name__}: {error}"
-    return isinstance(error, EngineError) or any(sign in told for sign in LOST)
+    return isinstance(error, EngineError) or (any(sign in told for sign in LOST) and not ran_out(error))
+
+
+def ran_out(error: Exception) -> bool:
+    """Whether a call to the device found no memory."""
+    return any(sign in str(error) for sign in FULL)
 
 
 def reason(error: Exception) -> str:

@@ -143,8 +143,9 @@ class Scheduler:
         """The next step. None: nothing can run before a commit or an arrival."""
         draft = Draft(self.config.token_budget)
         chunks = self._plan_decodes(draft)
-        if not draft.spans:  # nobody waits for the next token of an answer: prompts may take their time
-            draft.budget = self.config.idle_budget
+        beginning = len(chunks) + min(len(self.waiting), len(self._rows))
+        if not draft.spans or (draft.budget > 0 and beginning > len(draft.spans)):  # more wait to begin than for a next token
+            draft.budget = self.config.idle_budget - len(draft.spans)
         for i, request in enumerate(chunks):
             if request.row >= 0 and draft.budget > 0:
                 self._plan_chunk(draft, request, chunks[i + 1 :])

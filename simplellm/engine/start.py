@@ -1,4 +1,7 @@
-"""From a checkpoint folder to a running engine: device, weights, how many KV pages fit, the thread."""
+"""From a checkpoint folder to a running engine: device, weights, how many KV pages fit, the thread.
+
+On a GPU pages get what weights and the engine's own needs (memory.py) leave; what cannot fit is refused before it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import torch
 
 from simplellm import kernels
 from simplellm.config import PAGE, EngineConfig, ModelConfig
+from simplellm.engine import memory
 from simplellm.engine.loop import Loop, PlanRunner
 from simplellm.engine.runner import Runner
 from simplellm.engine.scheduler import Scheduler
@@ -24,14 +28,15 @@ from simplellm.errors import CheckpointError, OptionError
 from simplellm.model.checkpoint import load_config
 from simplellm.model.gpt_oss import GptOss
 from simplellm.model.layers import arrange
-from simplellm.model.weights import load_weights
+from simplellm.model.weights import list_sources, load_weights
 
 log = logging.getLogger("simplellm")
 
 CPU_SHARE = 8  # without memory_gb, KV pages on a CPU take at most this part of the machine's memory
 CONTAINER_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # cgroups v2, v1
-GPU_SPARE = 4 << 30  # bytes left for activations and the CUDA context
-PROMPT_BUDGET = 16384  # tokens of a step without decodes on a GPU: wide tiles, few launches; 1.6 GB of activations (20b)
+TWINS_SPARE = 4 << 30  # bytes for activations and CUDA where the twins run on a GPU, whose float64 nobody counts
+LEAST_PAGES = 8
+PROMPT_BUDGET = 16384  # tokens of a step on a GPU while prompts come first: wide tiles, few launches
 SMALL = 512  # hidden size up to which one CPU core is as fast as two, and ten times faster when another process wants one
 
 
@@ -73,16 +78,22 @@ def _start(path: Path, options: EngineConfig, device: torch.device, end_ids: fro
     if kernels.on_hopper(device, dtype):
         check_shapes(config)
         options = with_prompt_budget(options, max_context)
-    weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
-    model = GptOss(config, weights, dtype, max_context)
+    if device.type == "cuda":
+        check_room(config, options, device, max_context)
+    with memory.explained(device, "loading the weights", "end what else uses it"):
+        weights = load_weights(path, config, device, options.progress, partial(arrange, dtype=dtype))
+        model = GptOss(config, weights, dtype, max_context)
     loaded = time.perf_counter()
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading left over is room for pages
     num_pages = options.num_pages or count_pages(config, options, device, weights.num_bytes, max_context)
-    runner = open_runner(model, num_pages, options, max_context)
+    with memory.explained(device, "making KV pages and graphs", lower(config, options, device, max_context, num_pages)):
+        runner = open_runner(model, num_pages, options, max_context)
     done = time.perf_counter()
     phases = (done - began, loaded - began, done - loaded)
     log.info("%s on %s, %d KV pages, ready in %.1f s: weights %.1f s, the rest %.1f s", path.name, device, num_pages, *phases)
+    if device.type == "cuda":
+        log.info("%.2f GB of the GPU's memory are free", torch.cuda.mem_get_info(device)[0] / 1e9)
     alone = device.type == "cpu" and config.hidden_size <= SMALL
     prepare = partial(torch.set_num_threads, 1) if alone else None
     if device.type == "cuda":
@@ -157,27 +168,70 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def spare(config: ModelConfig, options: EngineConfig, device: torch.device, max_context: int) -> dict[str, int]:
+    """Bytes on a GPU beside weights and pages, by the option that decides about them."""
+    if kernels.on_hopper(device, getattr(torch, options.dtype)):
+        return memory.needs(config, options, max_context)
+    return {memory.CUDA: TWINS_SPARE}
+
+
+def lower(config: ModelConfig, options: EngineConfig, device: torch.device, max_context: int, num_pages: int) -> str:
+    """What to do where `num_pages` leave too little."""
+    if device.type != "cuda":
+        return ""
+    pages = num_pages * config.page_bytes(getattr(torch, options.dtype).itemsize)
+    name = "memory_gb" if options.num_pages is None else "num_pages"
+    told = memory.tell(spare(config, options, device, max_context), options)
+    return f"{num_pages} KV pages take {pages / 1e9:.1f} GB, {told}; lower {name} or the largest of these"
+
+
+def check_room(config: ModelConfig, options: EngineConfig, device: torch.device, max_context: int) -> None:
+    """Raise OptionError, before anything is loaded, if the weights and the least beside them are more than the GPU has.
+
+    With num_pages that is room for loading; else also what the options need and LEAST_PAGES.
+    """
+    torch.cuda.empty_cache()  # what an engine before this one left
+    free, total = torch.cuda.mem_get_info(device)
+    sources = list_sources(config)
+    weights = sum(source.num_bytes for source in sources)
+    loading = 2 * sum(source.num_bytes for source in sources if source.layer == 0)  # a layer as it is read, and as it was
+    needed = spare(config, options, device, max_context) if options.num_pages is None else {}
+    pages = LEAST_PAGES * config.page_bytes(getattr(torch, options.dtype).itemsize) if needed else 0
+    beside = sum(needed.values()) + pages
+    told = f"weights take {weights / 1e9:.1f} GB"
+    told += f", {memory.tell(needed, options)}, {LEAST_PAGES} KV pages {pages / 1e9:.1f} GB" if needed else ""
+    if needed and options.memory_gb is not None and weights + beside > options.memory_gb * 1e9:
+        raise OptionError(f"memory_gb: {options.memory_gb} GB is not enough: {told}")
+    if weights + max(beside, loading) > free:
+        raise OptionError(
+            f"device: {device} has {free / 1e9:.1f} of its {total / 1e9:.1f} GB free, which is not enough: {told}; "
+            "end what else uses it, or lower these options"
+        )
+
+
 def count_pages(config: ModelConfig, options: EngineConfig, device: torch.device, weight_bytes: int, max_context: int) -> int:
-    """KV pages that memory allows, at most what `max_running` full contexts can use."""
+    """KV pages that memory allows, at most what `max_running` full contexts can use. On a GPU the weights are there already."""
     itemsize = getattr(torch, options.dtype).itemsize
     page = config.page_bytes(itemsize)
     on_gpu = device.type == "cuda"
+    needed = spare(config, options, device, max_context) if on_gpu else {}
     free = torch.cuda.mem_get_info(device)[0] if on_gpu else machine_bytes()
     if options.memory_gb is not None:
-        room = int(options.memory_gb * 1e9) - weight_bytes - (GPU_SPARE if on_gpu else 0)
+        room = int(options.memory_gb * 1e9) - weight_bytes - sum(needed.values())
     else:
-        room = free - GPU_SPARE if on_gpu else free // CPU_SHARE
+        room = free - sum(needed.values()) if on_gpu else free // CPU_SHARE
     most = 1 + options.max_running * ((max_context + PAGE - 1) // PAGE + 2 + options.idle_budget // PAGE)
     num_pages = min(room // page, most)
-    if num_pages < 8:
+    if num_pages < LEAST_PAGES:
+        beside = f", and {memory.tell(needed, options)}," if needed else ""
         raise OptionError(
-            f"memory_gb: weights of {weight_bytes / 1e9:.1f} GB leave room for {max(num_pages, 0)} KV pages "
-            f"of {page / 1e6:.1f} MB; at least 8 are needed"
+            f"memory_gb: weights of {weight_bytes / 1e9:.1f} GB{beside} leave room for {max(num_pages, 0)} KV pages "
+            f"of {page / 1e6:.1f} MB; at least {LEAST_PAGES} are needed"
         )
-    if on_gpu and num_pages * page > free:
+    if on_gpu and num_pages * page + sum(needed.values()) > free:
         raise OptionError(
             f"memory_gb: {options.memory_gb} GB would hold {num_pages * page / 1e9:.1f} GB of KV pages beside the weights, "
-            f"but the GPU has {free / 1e9:.1f} GB free"
+            f"but the GPU has {free / 1e9:.1f} GB free, and {memory.tell(needed, options)}"
         )
     return num_pages
 

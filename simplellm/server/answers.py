@@ -1,10 +1,12 @@
 """Answers in OpenAI's form: chat and text completions, whole and in chunks. Plain dicts: nothing is validated per chunk.
 
-A whole answer and the sum of its chunks come from the same deltas (`simplellm.generation`), so they cannot differ.
+A whole answer and the sum of its chunks come from the same deltas (`simplellm.generation`), so they cannot differ. The chunks
+that are one text and nothing else, which nearly all are, are cut from the first of their kind: only that text is made anew.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import secrets
 import time
@@ -13,6 +15,7 @@ from typing import Any
 
 from simplellm.generation import Choice, Chunk, Output
 from simplellm.request import Logprob
+from simplellm.server.door import encode
 from simplellm.server.protocol import Call
 from simplellm.text.parser import ContentDelta, Delta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from simplellm.text.tokenizer import Tokenizer
@@ -26,6 +29,7 @@ class Answers:
     def __init__(self, call: Call, model: str, fingerprint: str, tokenizer: Tokenizer, prompts: Sequence[tuple[int, ...]]):
         chat = call.kind == "chat"
         self.id = ("chatcmpl-" if chat else "cmpl-") + secrets.token_hex(12)
+        self._mark = secrets.token_hex(16)  # a text that nothing else in a chunk holds
         self._call, self._tokenizer, self._prompts = call, tokenizer, prompts
         self._n = call.settings.get("n", 1)
         self._whole = "chat.completion" if chat else "text_completion"
@@ -35,12 +39,27 @@ class Answers:
         self._begun: set[int] = set()
         self._shown: dict[int, int] = {}  # tokens, by choice
         self._offset: dict[int, int] = {}  # characters of text, by choice
+        self._cut: dict[tuple[int, type[Delta], int], list[bytes]] = {}  # events with their text cut out, by choice and kind
 
     def whole(self, outputs: Sequence[Output]) -> Object:
         """The answer, not streamed."""
         make = self._chat_choice if self._call.kind == "chat" else self._text_choice
         choices = [make(output, choice) for output in outputs for choice in output.choices]
         return {"id": self.id, "object": self._whole, **self._head, "choices": choices, "usage": usage(outputs)}
+
+    def events(self, chunk: Chunk, scores: Sequence[Logprob | None] | None = None) -> bytes:
+        """The same as `parts`, as a stream has them."""
+        number, deltas = chunk.index * self._n + chunk.choice, chunk.deltas
+        if len(deltas) > 1:
+            deltas = list(_merged(deltas))
+        plain = number in self._begun and chunk.logprobs is None and chunk.finish_reason is None and len(deltas) == 1
+        if not plain or isinstance(deltas[0], ToolCallStart):
+            return b"".join(map(event, self.parts(chunk, scores)))
+        kind = number, type(deltas[0]), deltas[0].index if isinstance(deltas[0], ToolCallArguments) else 0
+        if kind not in self._cut:
+            marked = dataclasses.replace(chunk, deltas=[dataclasses.replace(deltas[0], text=self._mark)])
+            self._cut[kind] = b"".join(map(event, self.parts(marked))).split(encode(self._mark))
+        return encode(deltas[0].text).join(self._cut[kind])
 
     def parts(self, chunk: Chunk, scores: Sequence[Logprob | None] | None = None) -> Iterator[Object]:
         """The chunks that tell a piece of an answer. scores: the prompt's, for the first piece of a text completion."""
@@ -145,6 +164,11 @@ class Answers:
         """The drawn token among them. Of two that are spelled alike, the likelier counts."""
         every = {*entry.top, (entry.token, entry.logprob)}
         return {self._spell(token): logprob for token, logprob in sorted(every, key=lambda pair: pair[1])}
+
+
+def event(value: Object) -> bytes:
+    """A server-sent event."""
+    return b"data: " + encode(value) + b"\n\n"
 
 
 def reasoning(text: str) -> Object:

@@ -80,24 +80,26 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _body(front: Front, request: Request) -> dict[str, Any]:
-    data = await read_body(request, front.settings)
-    return protocol.read_json(data)
+    return protocol.read_json(await read_body(request, front.settings))
 
 
 async def chat_completions(front: Front, request: Request) -> Any:
     """A chat completion, or its chunks."""
-    return await _answer(front, protocol.chat_call(await _body(front, request)))
+    return await _answer(front, request, protocol.chat_call)
 
 
 async def completions(front: Front, request: Request) -> Any:
     """A text completion, or its chunks."""
-    return await _answer(front, protocol.completion_call(await _body(front, request)))
+    return await _answer(front, request, protocol.completion_call)
 
 
-async def _answer(front: Front, call: protocol.Call) -> Any:
+async def _answer(front: Front, request: Request, read: Callable[[dict[str, Any]], protocol.Call]) -> Any:
     from simplellm.server.answers import Answers
     from simplellm.server.reply import Reply
 
+    data = await read_body(request, front.settings)
+    call = read(protocol.read_json(data))
+    call.num_bytes = len(data)
     feed = await front.open(call)
     llm = front.ready_llm()
     answers = Answers(call, front.model if call.model is None else call.model, front.fingerprint, llm.tokenizer, feed.prompts)

@@ -17,7 +17,10 @@ from simplellm.server.errors import ApiError
 from simplellm.server.settings import Settings, is_loopback
 
 WITHOUT_KEY = ("/health", "/ready", "/metrics")  # probes: numbers and states, nothing of any request
+SEND = "simplellm.send"  # in a scope: the server's own `send`, for a stream's pieces; Starlette wraps it twice over
 Headers = MutableMapping[str, str]
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Door:
@@ -30,6 +33,7 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        scope[SEND] = send
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         origin = headers.get("origin")
         allowed = origin is not None and bool({"*", origin} & set(self._settings.origins))
@@ -114,7 +118,7 @@ async def read_body(request: Request, settings: Settings) -> bytes:
 
 def encode(value: Any) -> bytes:
     """JSON as it goes out; a lone surrogate, which only a request can hold, becomes a question mark."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    return _JSON.encode(value).encode("utf-8", "replace")
 
 
 async def respond(

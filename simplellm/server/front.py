@@ -64,12 +64,9 @@ async def run(
 ) -> bool:
     """Serve until told to drain, or until the engine is gone; whether all went well. `started` gets the front."""
     front = Front(settings)
-    reader, writer = await asyncio.open_unix_connection(sock=sock)
-
-    def send(messages: list[Any]) -> None:
-        writer.write(link.pack(messages))
-
-    heard = asyncio.ensure_future(front.serve_link(reader, send))
+    wire = link.Wire(front.hear, front.lose)
+    front.send = wire.send
+    await asyncio.get_running_loop().create_unix_connection(lambda: wire, sock=sock)
     server = make_server(front)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     started(front)
@@ -78,9 +75,9 @@ async def run(
     await front.drain(settings.drain_s)
     server.should_exit = True
     await serving
-    heard.cancel()
-    writer.close()
-    return front.failure is None
+    well = front.failure is None
+    wire.close()
+    return well
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """The engine's half of the link: takes requests from the front, sends back events, a heartbeat, and what a reader must know.
 
-Events wait in a queue for a sender thread, so the engine never waits for the front: a step's events go out as one message,
-several steps' where the front is behind.
+A step's events wait together in a queue for a sender thread, so the engine never waits for the front, and wakes that thread
+once a step: they go out as one message, several steps' where the front is behind.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from simplellm.api import LLM
 from simplellm.engine.scheduler import Request
 from simplellm.engine.start import Engine
+from simplellm.engine.worker import Worker
 from simplellm.errors import EngineError, SimpleLLMError
 from simplellm.request import Event
 from simplellm.server import link
@@ -33,7 +35,8 @@ class Host:
     def __init__(self, sock: socket.socket, on_serving: Callable[[], None] = lambda: None):
         """on_serving: called once the front takes requests."""
         self._sock, self._on_serving = sock, on_serving
-        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[Any] = queue.SimpleQueue()  # lists of events; tuples: what else there is to say
+        self._step: list[Event] = []  # events of the step that is being handed out, in the engine's thread
         self._requests: dict[int, Request] = {}  # not yet reported as admitted
         self._slow = ThreadPoolExecutor(2, "simplellm-grammar")
         self._preparing: dict[int, str | None] = {}  # requests whose grammar is being compiled, and why they ended meanwhile
@@ -83,10 +86,23 @@ class Host:
 
     def _submit(self, engine: Engine, requests: list[Request]) -> None:
         try:
-            engine.worker.submit(requests, self._out.put)
+            engine.worker.submit(requests, partial(self._collect, engine.worker))
         except SimpleLLMError as error:
-            for request in requests:
-                self._out.put(Event(request.rid, finish_reason="error", error=str(error)))
+            self._out.put([Event(request.rid, finish_reason="error", error=str(error)) for request in requests])
+
+    def _collect(self, worker: Worker, event: Event) -> None:
+        """An event, in the engine's thread. The first of a step asks to be called back behind the last."""
+        self._step.append(event)
+        if len(self._step) > 1 and worker.failure is None:
+            return
+        try:
+            worker.call(self._hand_over)
+        except EngineError:  # there is no next step
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        events, self._step = self._step, []
+        self._out.put(events)
 
     def _submit_slowly(self, engine: Engine, requests: list[Request]) -> None:
         """Compile first; then submit those that nobody ended meanwhile, and end the others."""
@@ -99,7 +115,7 @@ class Host:
             self._submit(engine, [request for request in requests if ended[request.rid] is None])
             for rid, reason in ended.items():
                 if reason is not None:
-                    self._out.put(Event(rid, finish_reason=reason))
+                    self._out.put([Event(rid, finish_reason=reason)])
 
     def _send(self) -> None:
         """The sender's thread: everything that waits, as one message."""
@@ -109,10 +125,10 @@ class Host:
                 while True:
                     waiting.append(self._out.get_nowait())
             ended = waiting[-1] is None
-            events = [item for item in waiting if isinstance(item, Event)]
-            said = [item for item in waiting if item is not None and not isinstance(item, Event)]
+            events = [event for item in waiting if isinstance(item, list) for event in item]
+            said = [item for item in waiting if isinstance(item, tuple)]
             try:
-                self._sock.sendall(link.pack((events, self._admitted(events), said)))
+                self._sock.sendall(link.pack((link.squeeze(events), self._admitted(events), said)))
             except OSError:  # the front is gone, as `run` finds out
                 return
             if ended:
@@ -120,8 +136,8 @@ class Host:
 
     def _admitted(self, events: list[Event]) -> dict[int, tuple[float, int]]:
         """Of requests with their first event: when they were admitted, and how many tokens were cached."""
-        told = {}
-        for event in events:
+        told: dict[int, tuple[float, int]] = {}
+        for event in events if self._requests else ():
             request = self._requests.get(event.rid)
             if request is not None and request.admitted_at is not None:
                 told[event.rid] = (request.admitted_at, request.cached_tokens)

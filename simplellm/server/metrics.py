@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from simplellm.server.remote import Feed
@@ -26,12 +30,31 @@ COUNTED = {
 }
 TIMES = {
     "first": ("vllm:time_to_first_token_seconds", "from a request's submission to its first token", SECONDS),
-    "between": ("vllm:inter_token_latency_seconds", "between two tokens of an answer", BETWEEN),
     "whole": ("vllm:e2e_request_latency_seconds", "from a request's submission to its end", SECONDS),
     "queue": ("vllm:request_queue_time_seconds", "until a request had a row", SECONDS),
     "prompt": ("vllm:request_prefill_time_seconds", "from having a row to the first token", SECONDS),
     "decode": ("vllm:request_decode_time_seconds", "from the first token to the last", SECONDS),
 }
+
+
+class Tally(Collector):
+    """A histogram without locks, for one thread that observes with every token: a tenth of the time of prometheus_client's."""
+
+    def __init__(self, name: str, told: str, buckets: tuple[float, ...], model: str):
+        self._name, self._told, self._bounds, self._model = name, told, buckets, model
+        self._counts, self._sum = [0] * (len(buckets) + 1), 0.0
+
+    def observe(self, value: float, num: int = 1) -> None:
+        """`num` times."""
+        self._counts[bisect_left(self._bounds, value)] += num
+        self._sum += num * value
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """prometheus_client's call: of each bucket, how many values were at most its bound."""
+        family = HistogramMetricFamily(self._name, self._told, labels=("model_name",))
+        bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+        family.add_metric((self._model,), list(zip(bounds, accumulate(self._counts), strict=True)), self._sum)
+        yield family
 
 
 class Metrics:
@@ -47,7 +70,10 @@ class Metrics:
         self._totals = dict.fromkeys(COUNTED, 0)
         self._times = {key: self._histogram(*told) for key, told in TIMES.items()}
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "prompt tokens of finished requests")
-        self.generation_tokens = self._counter("vllm:generation_tokens", "tokens generated")
+        self._between = Tally("vllm:inter_token_latency_seconds", "between two tokens of an answer", BETWEEN, model)
+        self._registry.register(self._between)
+        self._generation_tokens = self._counter("vllm:generation_tokens", "tokens generated")
+        self._new_tokens = 0  # that it has not counted yet
         self.aborted = self._counter("simplellm:requests_aborted", "requests whose client left before the end")
         self.failed = self._counter("simplellm:requests_failed", "requests that ended with an error of the engine")
         labels, registry = ("model_name",), self._registry
@@ -59,6 +85,8 @@ class Metrics:
 
     def text(self) -> bytes:
         """The exposition."""
+        new, self._new_tokens = self._new_tokens, 0
+        self._generation_tokens.inc(new)
         return generate_latest(self._registry)
 
     def beat(self, stats: Mapping[str, int]) -> None:
@@ -82,12 +110,12 @@ class Metrics:
 
     def _tokens(self, feed: Feed, firsts: dict[int, float], lasts: dict[int, float], rid: int, num_tokens: int) -> None:
         now = time.monotonic()
-        self.generation_tokens.inc(num_tokens)
+        self._new_tokens += num_tokens
         if (last := lasts.get(rid)) is None:
             firsts[rid] = now
             self._times["first"].observe(now - feed.submitted)
         else:
-            self._times["between"].observe(now - last)
+            self._between.observe((now - last) / num_tokens, num_tokens)
         lasts[rid] = now
 
     def _end(self, feed: Feed, firsts: Mapping[int, float], lasts: Mapping[int, float]) -> None:

@@ -18,6 +18,9 @@ from simplellm.server.errors import ApiError
 log = logging.getLogger("simplellm.server")
 
 COMPLETION_TOKENS = 16  # /v1/completions without max_tokens, as OpenAI documents it
+QUICK = 32_000  # bytes of a body: 4,000 token ids, or 8,000 tokens of text
+QUICK_N = 8
+QUICK_MESSAGES = 64  # rendering one takes about 15 us
 MAX_DEPTH = 200  # of nested JSON
 MAX_NAMES = 1000  # unknown fields' names that are remembered as logged
 
@@ -118,6 +121,18 @@ class Call:
     include_usage: bool = False
     echo: bool = False
     prompt_logprobs: bool = False
+    num_bytes: int = 0  # of the body
+
+    @property
+    def quick(self) -> bool:
+        """Whether to tokenise and check it takes a millisecond or two at most. A grammar may have to be made: seconds."""
+        compiles = not self.settings.keys().isdisjoint(("tools", "response_format", "answer_tokens"))
+        single = (
+            len(self.prompt) <= QUICK_MESSAGES
+            if self.kind == "chat"
+            else isinstance(self.prompt, str) or isinstance(self.prompt[0] if self.prompt else 0, int)
+        )
+        return self.num_bytes <= QUICK and single and self.settings.get("n", 1) <= QUICK_N and not compiles
 
     @property
     def logprobs(self) -> bool:
@@ -134,7 +149,8 @@ def read_json(data: bytes) -> dict[str, Any]:
         raise ApiError(400, f"the body is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise ApiError(400, f"the body is a JSON {type(value).__name__}, not an object")
-    if _depth_above(value, MAX_DEPTH):
+    deep = data.count(b"[") + data.count(b"{") > MAX_DEPTH  # else it cannot be: most bodies need no closer look
+    if deep and _depth_above(value, MAX_DEPTH):
         raise ApiError(400, f"the body nests more than {MAX_DEPTH} levels deep")
     return value
 

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +21,7 @@ from simplellm.errors import EngineError
 from simplellm.generation import Answer, Chunk, Job, Stream
 from simplellm.request import Event
 from simplellm.server.errors import ContextLengthError
+from simplellm.server.link import Squeezed, merged
 from simplellm.text.parser import Delta
 from simplellm.text.reader import ChatReader
 
@@ -29,9 +30,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("simplellm.server")
 
+TOGETHER = 8  # requests, or aborts, that one message holds at most
+
 
 class RemoteWorker:
-    """What `engine.worker.Worker` is, at the other end of the link. `send` gets one message per turn of the loop."""
+    """What `engine.worker.Worker` is, at the other end of the link. `send` gets what one turn of the loop says together."""
 
     def __init__(self, send: Callable[[list[Any]], None]):
         self.failure: EngineError | None = None
@@ -54,13 +57,14 @@ class RemoteWorker:
         if self.failure is None:
             self._post(("abort", list(rids), reason))
 
-    def deliver(self, events: Sequence[Event], admitted: Mapping[int, tuple[float, int]]) -> None:
-        """A step's events. admitted: when requests were first admitted and how much of them was cached."""
-        for rid, (at, cached) in admitted.items():
-            if rid in self._open:
-                request = self._open[rid][0]
-                request.admitted_at, request.cached_tokens = at, cached
-        for event in events:
+    def deliver(self, batch: Iterable[Squeezed], admitted: Iterable[Mapping[int, tuple[float, int]]]) -> None:
+        """Events, of one step or of several. admitted: when requests were first admitted and how much of them was cached."""
+        for told in admitted:
+            for rid, (at, cached) in told.items():
+                if rid in self._open:
+                    request = self._open[rid][0]
+                    request.admitted_at, request.cached_tokens = at, cached
+        for event in merged(batch):
             ended = event.finish_reason is not None
             entry = self._open.pop(event.rid, None) if ended else self._open.get(event.rid)
             if entry is not None:
@@ -69,16 +73,20 @@ class RemoteWorker:
     def fail(self, failure: EngineError) -> None:
         """The engine is gone: everybody is told."""
         self.failure = self.failure or failure
-        self.deliver([Event(rid, finish_reason="error", error=str(self.failure)) for rid in list(self._open)], {})
+        rids = list(self._open)
+        self.deliver([(rids, [Event(rid, finish_reason="error", error=str(self.failure)) for rid in rids])], ())
 
     def _post(self, message: Any) -> None:
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
         self._outbox.append(message)
+        if len(self._outbox) == TOGETHER:  # of hundreds that come at once, the first ones begin while the others are read
+            self._flush()
 
     def _flush(self) -> None:
         messages, self._outbox = self._outbox, []
-        self._send(messages)
+        if messages:
+            self._send(messages)
 
 
 def fields(request: Request) -> tuple[Any, ...]:
@@ -126,7 +134,7 @@ class Feed(Stream):
     def __init__(self, job: Job):
         super().__init__(job)
         self._pieces: list[Chunk] = []
-        self._news = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # who waits for pieces
         self.failure: EngineError | None = None
         self.on_tokens: Callable[[int, int], None] = lambda rid, num_tokens: None
         self.on_end: Callable[[], None] = lambda: None
@@ -160,7 +168,7 @@ class Feed(Stream):
             return self.fail(self._job.failure)
         if chunk is not None and not self._ended:
             self._pieces.append(chunk)
-            self._news.set()
+            self._wake()
         if self._job.done and not self._ended:
             self._end()
 
@@ -171,24 +179,24 @@ class Feed(Stream):
             self._job.cancel()
             self._end()
 
-    async def take(self, patience: float) -> list[Chunk] | None:
-        """What came since the last call, a chunk per answer; [] if nothing did within `patience` seconds; None at the end.
+    async def take(self) -> list[Chunk] | None:
+        """What came since the last call, a chunk per answer; [] if a nudge came first; None at the end.
 
         Raises EngineError once what came before it has been taken.
         """
         if not self._pieces and not self._ended:
-            try:
-                async with asyncio.timeout(patience):
-                    await self._news.wait()
-            except TimeoutError:
-                return []
-        self._news.clear()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         pieces, self._pieces = self._pieces, []
         if pieces or not self._ended:
             return merge(pieces)
         if self.failure is not None:
             raise self.failure
         return None
+
+    def nudge(self) -> None:
+        """Have a `take` that waits return, though there is nothing."""
+        self._wake()
 
     def close(self) -> None:
         """The reader is gone: end what still runs."""
@@ -198,8 +206,12 @@ class Feed(Stream):
 
     def _end(self) -> None:
         self._ended = True
-        self._news.set()
+        self._wake()
         self.on_end()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
     def __del__(self) -> None:
         """Whoever opens a feed closes it."""

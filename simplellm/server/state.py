@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from simplellm import __version__
 from simplellm.errors import EngineError
-from simplellm.server import link
 from simplellm.server.errors import RETRY, ApiError, unavailable
 from simplellm.server.metrics import Metrics
 from simplellm.server.protocol import Call
@@ -23,7 +23,9 @@ log = logging.getLogger("simplellm.server")
 
 
 class Front:
-    """One per process. `serve_link` feeds it; routes ask it."""
+    """One per process. The link feeds it, by `hear`; routes ask it. `send` says something to the engine's process."""
+
+    send: Callable[[list[Any]], None]
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -82,7 +84,11 @@ class Front:
             )
 
     async def open(self, call: Call) -> Feed:
-        """A request, checked, counted and not yet submitted. Raises ApiError, RequestError."""
+        """A request, checked, counted and not yet submitted. Raises ApiError, RequestError.
+
+        A quick one is made in the loop's thread: many at once, each in a thread, would take the interpreter from the loop and
+        from one another, 5 ms at a time.
+        """
         self.check_model(call.model)
         llm, engine = self.ready_llm(), self.engine
         assert engine is not None
@@ -96,7 +102,10 @@ class Front:
             )
         self._opening += 1
         try:
-            feed = await asyncio.to_thread(llm.feed, call.kind, call.prompt, call.settings)
+            if call.quick:
+                feed = llm.feed(call.kind, call.prompt, call.settings)
+            else:
+                feed = await asyncio.to_thread(llm.feed, call.kind, call.prompt, call.settings)
         finally:
             self._opening -= 1
         if len(feed.answers) > most:
@@ -120,13 +129,15 @@ class Front:
         if not self.feeds:
             self.idle.set()
 
-    async def serve_link(self, reader: asyncio.StreamReader, send: Callable[[list[Any]], None]) -> None:
-        """Take in what the engine says, until it is gone."""
-        async for events, admitted, said in link.messages(reader):
-            if self.engine is not None:
-                self.engine.worker.deliver(events, admitted)
-            for message in said:
-                self._hear(message, send)
+    def hear(self, messages: list[Any]) -> None:
+        """What the engine's process says: all that has come since the last turn of the loop, events merged by request."""
+        if self.engine is not None:
+            self.engine.worker.deliver([squeezed for squeezed, _, _ in messages], [admitted for _, admitted, _ in messages])
+        for message in itertools.chain.from_iterable(said for _, _, said in messages):
+            self._heed(message)
+
+    def lose(self) -> None:
+        """The link's other end is gone."""
         self._fail("the engine's process ended")
 
     async def drain(self, seconds: float) -> None:
@@ -152,27 +163,27 @@ class Front:
             self.hurry()
         self.asked_to_drain.set()
 
-    def _hear(self, message: tuple[Any, ...], send: Callable[[list[Any]], None]) -> None:
+    def _heed(self, message: tuple[Any, ...]) -> None:
         match message:
             case ("beat", stats):
                 self._last_beat = time.monotonic()
                 self.metrics.beat(stats)
             case ("ready", *shape):
-                self._loading = asyncio.ensure_future(self._load(shape, send))
+                self._loading = asyncio.ensure_future(self._load(shape))
             case ("drain",):
                 self.ask_to_drain()
             case ("failed", text):
                 self._fail(text)
 
-    async def _load(self, shape: list[Any], send: Callable[[list[Any]], None]) -> None:
+    async def _load(self, shape: list[Any]) -> None:
         """The engine is ready: so is the front, once it has read the tokenizer."""
         try:
-            engine, llm = await asyncio.to_thread(_make, self.settings, shape, send)
+            engine, llm = await asyncio.to_thread(_make, self.settings, shape, self.send)
         except Exception as error:
             return self._fail(f"the front could not load: {error}")
         self._last_beat = time.monotonic()
         self.engine, self.llm = engine, llm
-        send([("serving",)])
+        self.send([("serving",)])
         log.info("ready: model %s, %d tokens of context", self.model, engine.max_context)
 
     def _fail(self, text: str) -> None:

@@ -68,8 +68,10 @@ def test_host_knows_what_the_rows_need() -> None:
     rows.start([start(2), start(3)])
     assert not rows.needs_full(range(6)) and not rows.needs_logprobs(range(6))
     rows.masks({0: bytes(V // 8)})
-    assert rows.needs_full([0])
+    assert rows.needs_full([0]) and not rows.needs_full([1])
     rows.masks({})
+    assert rows.needs_full([0]), "the next token of a row under a grammar has a mask, too"
+    rows.start([start(0)])
     assert not rows.needs_full([0])
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import gc
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,9 +99,18 @@ def twin_tables(updates: tuple[PageUpdate, ...], tables: torch.Tensor) -> None:
         tables[int(update.window), update.row, update.index] = update.page
 
 
+@contextmanager
+def apart(runner: GpuRunner) -> Iterator[None]:
+    """Bodies and heads are launched apart, whatever the step."""
+    wholes, runner.wholes = runner.wholes, {}
+    yield
+    runner.wholes = wholes
+
+
 def settle(runner: GpuRunner, plan: Plan) -> torch.Tensor:
-    """Run a plan; the hidden states of its outputs."""
-    pending = runner.body(plan)
+    """Run a plan, body and head apart; the hidden states of its outputs."""
+    with apart(runner):
+        pending = runner.body(plan)
     hidden = runner.hidden[: len(pending.drawing)].clone()
     runner.head(pending)
     runner.results(pending)
@@ -158,6 +169,7 @@ def small() -> GpuRunner:
     config = load_config(BUILTIN)
     weights = load_weights(BUILTIN, config, GPU, False, lambda layer: arrange(layer, torch.bfloat16))
     runner = GpuRunner(GptOss(config, weights, torch.bfloat16, 1024), 4100, EngineConfig(), 1024)
+    runner.kv.zero_()  # the test's decodes read keys that nobody wrote
     runner.body(Plan(0, (Span(0, 0, 0, (1,), False),), starts(range(1024)), page_updates(1024, 2)))
     return runner
 
@@ -176,8 +188,61 @@ def test_a_graph_gives_what_its_kernels_give(small: GpuRunner) -> None:
             graph = settle(small, plan)
             size = small._pick(plan.num_tokens, chunk)
             assert size is not None
-            small._run_body(small.bodies[size][0])  # on the step that is still there
-            assert torch.equal(graph, small.hidden[: len(graph)]), (n, chunk)
+            again = small._run_layers(small.bodies[size][0])  # of the step that is still there
+            assert torch.equal(graph, again[: len(graph)]), (n, chunk)
+
+
+def drawn(runner: GpuRunner, plans: list[Plan], lag: int, between: dict[int, tuple[dict[int, bytes], frozenset[int]]]) -> list:
+    """Every plan's tokens by rid, with up to `lag` later ones on their way; between: masks and skipped rids, by step."""
+    runner.kv.zero_(), runner.newest.zero_()
+    flying, tokens = [], []
+    for i, plan in enumerate(plans):
+        flying.append(runner.body(plan))
+        runner.head(flying[-1], *between.get(i, ({}, frozenset())))
+        tokens += [runner.results(flying.pop(0)).tokens] if len(flying) > lag else []
+    return tokens + [runner.results(pending).tokens for pending in flying]
+
+
+def random_starts(rows: range) -> tuple[RowStart, ...]:
+    return tuple(RowStart(row, Sampling(temperature=1.0), 50 + row, 1, (), None, frozenset()) for row in rows)
+
+
+def test_body_and_head_in_one_graph_draw_what_they_draw_apart(small: GpuRunner) -> None:
+    """At each size, one above and one below: two steps of random draws, the second one from the tokens of the first."""
+    sizes = sorted({n + d for n in small.wholes for d in (-1, 0, 1) if n + d > 0})
+    assert sizes[-1] == gpu_runner.HEAD_ROWS + 1
+    for n in sizes:
+        plans = [
+            Plan(i, tuple(Span(row, row, row % 120 + i, (-1 if i else row,), True) for row in range(n)), starts)
+            for i, starts in enumerate((random_starts(range(n)), ()))
+        ]
+        together, newest = drawn(small, plans, 1, {}), small.newest.clone()
+        with apart(small):
+            assert drawn(small, plans, 0, {}) == together, n
+        assert torch.equal(newest, small.newest) and [len(tokens) for tokens in together] == [n, n]
+
+
+def test_slots_are_used_again_and_again(small: GpuRunner) -> None:
+    """300 steps with lag 1, of changing sizes, masks and skipped rows for a while: as without overlap, body and head apart."""
+    launched = []
+    for size, run in small.wholes.items():
+        small.wholes[size] = lambda run=run, size=size: (launched.append(size), run())
+    some = bytes([0b10010001]) * (small.model.config.vocab_size // 8)
+    between = {i: ({row: some for row in range(i % 3)}, frozenset({5} if i % 4 else ())) for i in range(140, 160)}
+    plans = []
+    for i in range(300):
+        rows = range(6) if 140 <= i < 160 else range(1 + i * 7 % 9)
+        starts = random_starts(range(9)) if i in (0, 160) else ()
+        spans = tuple(Span(row, row, i % 250, (row + i if i in (0, 160) else -1,), True) for row in rows)
+        plans.append(Plan(i, spans, starts))
+    together = drawn(small, plans, 1, between)
+    assert len(launched) == 280 and set(launched) == {1, 2, 4, 8, 16}
+    with apart(small):
+        assert drawn(small, plans, 0, between) == together
+    assert all(5 not in together[i] for i in range(140, 160) if i % 4) and 5 in together[140]
+    assert all(
+        token % 8 in (0, 4, 7) for i, (masks, _) in between.items() for row, token in together[i].items() if row in masks
+    )
 
 
 def test_tokens_of_the_small_model_equal_the_cpus(tiny: Path) -> None:
@@ -205,6 +270,19 @@ def test_nothing_is_allocated_after_the_start() -> None:
         prompts = [list(range(3, 4 + 7 * i)) for i in range(200)]
         llm.generate(prompts, **settings, top_p=[0.9 if i % 3 else 1.0 for i in range(200)]).result()
         assert torch.cuda.memory_stats()["segment.all.allocated"] == before
+
+
+def test_an_engine_that_starts_while_another_decodes() -> None:
+    """Its compiling and capturing leave the first one's tokens as they are."""
+    asked = dict(max_tokens=2000, min_tokens=2000, temperature=0.0)
+    with LLM(progress=False, max_running=8, num_pages=500) as first:
+        alone = first.generate(["Count:"], **asked).result()[0]
+        running = first.generate(["Count:"], **asked)
+        with LLM(progress=False, max_running=4, num_pages=200) as second:
+            assert second.generate(["Count:"], max_tokens=20, min_tokens=20, temperature=0.0).result()[0].token_ids[:5]
+            beside = running.result()[0]
+        again = first.generate(["Count:"], max_tokens=50, min_tokens=50, temperature=0.0).result()[0]
+    assert beside.token_ids == alone.token_ids and again.token_ids == alone.token_ids[:50]
 
 
 def test_requests_that_come_and_go_on_the_device(tiny: Path) -> None:

@@ -374,18 +374,3 @@ def test_step_touches_pages_only_at_their_borders() -> None:
     engine.run()
     assert sum(bool(plan.page_updates) for plan in engine.plans) == 2
     assert sum(len(plan.row_starts) for plan in engine.plans) == 3
-
-
-def test_prompts_take_larger_steps_while_nobody_decodes() -> None:
-    """prompt_budget until the first request decodes, token_budget beside decodes."""
-    engine = Engine(lag=0, token_budget=64, prompt_budget=1000, prefix_cache=False)
-    for seed, num in enumerate((1500, 400)):
-        engine.add(ids(num, seed), max_tokens=20, ignore_eos=True)
-    engine.run()
-    assert [plan.num_tokens for plan in engine.plans[:3]] == [1000, 900, 2]
-    engine.add(ids(100, 3), max_tokens=60, ignore_eos=True)
-    engine.step()
-    engine.add(ids(300, 4), max_tokens=1)
-    engine.run()
-    assert [plan.num_tokens for plan in engine.plans if plan.num_tokens > 60] == [1000, 900, 100, 64, 64, 64, 64]
-    engine.check()

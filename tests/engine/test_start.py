@@ -9,20 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from simplellm import kernels
 from simplellm.config import EngineConfig, ModelConfig
-from simplellm.engine import start
+from simplellm.engine import memory, start
 from simplellm.errors import CheckpointError, OptionError
 from simplellm.model.checkpoint import load_config
+from simplellm.model.weights import load_weights
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
 
 @pytest.fixture
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20 GB free."""
+    """A Hopper GPU with 20 GB free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (20 * 10**9, 80 * 10**9))
+    monkeypatch.setattr(kernels, "on_hopper", lambda device, dtype: device.type == "cuda" and dtype == torch.bfloat16)
 
 
 @pytest.fixture
@@ -31,8 +34,13 @@ def config(tiny: Path) -> ModelConfig:
 
 
 def count(config: ModelConfig, device: torch.device, **options: object) -> int:
-    many = EngineConfig(max_running=10**6, **options)  # so that memory is what limits
+    many = EngineConfig(**{"max_running": 10**4, **options})  # so that memory is what limits
     return start.count_pages(config, many, device, 10**9, config.max_context)
+
+
+def needed(config: ModelConfig, **options: object) -> int:
+    """By the engine itself, on a GPU."""
+    return sum(memory.needs(config, EngineConfig(**{"max_running": 10**4, **options}), config.max_context).values())
 
 
 @pytest.mark.parametrize(
@@ -56,18 +64,75 @@ def test_without_a_gpu_cuda_is_refused() -> None:
         start.pick_device("cuda:0")
 
 
-def test_pages_on_a_gpu_are_what_the_weights_and_the_headroom_leave(one_gpu: None, config: ModelConfig) -> None:
+def test_pages_on_a_gpu_are_what_the_weights_and_the_engine_leave(one_gpu: None, config: ModelConfig) -> None:
     page = config.page_bytes()
-    assert count(config, GPU) == (20 * 10**9 - start.GPU_SPARE) // page  # the weights are there already
-    assert count(config, GPU, memory_gb=10) == (9 * 10**9 - start.GPU_SPARE) // page
+    assert count(config, GPU) == (20 * 10**9 - needed(config)) // page  # the weights are there already
+    assert count(config, GPU, memory_gb=10) == (9 * 10**9 - needed(config)) // page
+    assert count(config, GPU, memory_gb=10, dtype="float32") == (9 * 10**9 - start.TWINS_SPARE) // (2 * page)
     assert count(config, CPU, memory_gb=10) == 9 * 10**9 // page
     assert count(config, CPU, memory_gb=10, dtype="float32") == 9 * 10**9 // (2 * page)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"prompt_budget": 10**5}, {"token_budget": 10**5}, {"max_running": 2 * 10**4}, {"penalty_slots": 10**5}],
+    ids=str,
+)
+def test_an_option_that_takes_memory_leaves_fewer_pages(one_gpu: None, config: ModelConfig, options: dict[str, int]) -> None:
+    more = needed(config, **options) - needed(config)
+    assert more > 10**8 and count(config, GPU, **options) == (20 * 10**9 - needed(config) - more) // config.page_bytes()
+
+
+def test_options_that_leave_no_pages_are_named(one_gpu: None, config: ModelConfig) -> None:
+    with pytest.raises(OptionError, match=r"leave room for 0 KV pages.*at least 8") as told:
+        count(config, GPU, penalty_slots=2 * 10**7)
+    assert f"penalty_slots=20000000 takes {5 * config.vocab_size * 0.02:.1f} GB" in str(told.value)
+
+
 def test_more_memory_than_the_gpu_has_free_is_refused_with_both_numbers(one_gpu: None, config: ModelConfig) -> None:
     """Else torch runs out of memory, in its own words."""
-    with pytest.raises(OptionError, match=r"memory_gb: 60 GB would hold 54\.\d GB of KV pages .* has 20\.0 GB free"):
+    with pytest.raises(OptionError, match=r"memory_gb: 60 GB would hold 5\d\.\d GB of KV pages .* has 20\.0 GB free, and "):
         count(config, GPU, memory_gb=60)
+
+
+def large(tiny: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch, **options: object) -> None:
+    """Start an engine of a model whose weights come to more than 20 GB; none may be read."""
+    wide = dataclasses.replace(config, num_layers=36, num_experts=128, hidden_size=2880, intermediate_size=2880)
+    monkeypatch.setattr(start, "load_config", lambda path: wide)
+    monkeypatch.setattr(start, "load_weights", lambda *args: pytest.fail("read"))
+    start._start(tiny, EngineConfig(**options), GPU, frozenset())
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_read(
+    one_gpu: None, tiny: Path, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = r"device: cuda:0 has 20\.0 of its 80\.0 GB free, which is not enough: weights take 6\d\.\d GB"
+    with pytest.raises(OptionError, match=free + ", CUDA takes 2.1 GB, prompt_budget=.* 8 KV pages 0.0 GB; end what"):
+        large(tiny, config, monkeypatch)
+    with pytest.raises(OptionError, match=free + "; end what"):
+        large(tiny, config, monkeypatch, num_pages=100)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (140 * 10**9, 141 * 10**9))
+    with pytest.raises(OptionError, match=r"memory_gb: 60 GB is not enough: weights take 6\d\.\d GB, CUDA takes 2.1 GB"):
+        large(tiny, config, monkeypatch, memory_gb=60)
+    with pytest.raises(pytest.fail.Exception, match="read"):
+        large(tiny, config, monkeypatch)
+
+
+@pytest.mark.parametrize("at", ["load_weights", "open_runner"])
+def test_memory_that_runs_out_in_the_middle_is_told_with_numbers(
+    at: str, one_gpu: None, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(start, "load_weights", lambda *args: load_weights(tiny, load_config(tiny), "cpu", False))
+    monkeypatch.setattr(start, at, full)
+    words = {
+        "load_weights": "while loading the weights .*: end what else uses it",
+        "open_runner": r"while making KV pages and graphs \(20\.0 of .*: 1000 KV pages take 0\.\d GB, .*; lower num_pages",
+    }
+    with pytest.raises(OptionError, match=words[at]):
+        start._start(tiny, EngineConfig(num_pages=1000), GPU, frozenset())
 
 
 def test_a_container_counts_as_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: ModelConfig) -> None:

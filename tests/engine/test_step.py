@@ -5,16 +5,21 @@ import pytest
 import torch
 
 from simplellm.config import PAGE
-from simplellm.engine.step import PIECES, StepShape, StepViews, cut_decodes, fill, sort_spans
+from simplellm.engine.step import PIECES, StepShape, StepSpans, StepViews, cut_decodes, draws_of, fill
 from simplellm.kernels.spans import TILE
 from simplellm.request import ON_DEVICE, Plan, Span
 
 
-def unpack(spans: list[Span], shape: StepShape) -> tuple[StepViews, list[Span]]:
-    array = torch.full((shape.size,), -7, dtype=torch.int32)
-    ordered, num_decodes = sort_spans(Plan(0, tuple(spans)))
-    assert fill(shape, array, ordered, num_decodes) == sum(s.sample + len(s.targets) for s in spans)
-    return StepViews.of(shape, array), ordered
+def pack(spans: list[Span], shape: StepShape) -> tuple[torch.Tensor, StepSpans]:
+    array = np.full(shape.size, -7, dtype=np.int32)
+    step = StepSpans.of(Plan(0, tuple(spans)))
+    fill(shape, array, step)
+    return torch.from_numpy(array), step
+
+
+def unpack(spans: list[Span], shape: StepShape) -> tuple[StepViews, StepSpans]:
+    array, step = pack(spans, shape)
+    return StepViews.of(shape, array), step
 
 
 SPANS = [
@@ -26,8 +31,10 @@ SPANS = [
 
 
 def test_every_token_is_at_its_place() -> None:
-    views, ordered = unpack(SPANS, StepShape.of(1024, 1024, 64, chunks=True))
-    assert [span.rid for span in ordered] == [2, 4, 1, 3]
+    views, step = unpack(SPANS, StepShape.of(1024, 1024, 64, chunks=True))
+    assert [span.rid for span in step.spans] == [2, 4, 1, 3]
+    assert (step.num_tokens, step.num_decodes, step.drawing_decodes) == (605, 2, False)
+    assert [span.rid for span in step.drawing] == [2, 4, 3] and [span.rid for span in step.scoring] == [3]
     assert views.spans.work is not None
     assert views.spans.work.counts[:5].tolist() == [605, 2, 9, 5, 5]
     assert views.tokens[:605].tolist() == [ON_DEVICE, 77, *range(100, 700), 8, 9, 10]
@@ -38,6 +45,39 @@ def test_every_token_is_at_its_place() -> None:
     tiles = views.spans.work.tiles[:5].tolist()
     assert sorted(tiles) == [[2, TILE, 0, 5], [194, TILE, 192, 5], [386, TILE, 384, 5], [578, 24, 576, 5], [602, 3, 130, 0]]
     assert [tile[2] + tile[1] for tile in tiles] == sorted((tile[2] + tile[1] for tile in tiles), reverse=True)
+
+
+@pytest.mark.parametrize("shape", [StepShape.of(1024, 1024, 64, chunks=True), StepShape.of(605, 70, 64, chunks=True)], ids=str)
+def test_draws_are_where_every_head_reads_them(shape: StepShape) -> None:
+    """Row and position of each token to come; nothing beyond, as far as a head of all rows looks."""
+    draws = draws_of(pack(SPANS, shape)[0], 64)
+    assert draws[:3].tolist() == [[3, 1000], [2, 1], [0, 133]] and (draws[3:] == -1).all()
+
+
+def test_decodes_that_all_draw() -> None:
+    """Token i is output i and draw i, and the array is short."""
+    spans = [Span(i, 9 - i, 200 * i, (ON_DEVICE if i % 2 else 50 + i,), True) for i in range(5)]
+    shape = StepShape.of(8, 1024, 1024, chunks=False)
+    array, step = pack(spans, shape)
+    assert step.drawing_decodes and list(step.drawing) == spans and not step.scoring and shape.size < 1000
+    views = StepViews.of(shape, array)
+    assert views.spans.work is not None and views.spans.work.counts[:5].tolist() == [5, 5, 19, 0, 5]
+    assert views.tokens.tolist() == [50, -1, 52, -1, 54, 0, 0, 0] and views.outputs.tolist() == [0, 1, 2, 3, 4, 0, 0, 0]
+    assert views.spans.rows.tolist() == [9, 8, 7, 6, 5, 0, 0, 0]
+    assert draws_of(array, 8).tolist() == [[9 - i, 200 * i + 1] for i in range(5)] + [[-1, -1]] * 3
+    for other in (spans[1]._replace(sample=False), spans[1]._replace(targets=(3,)), spans[1]._replace(tokens=(3, 4))):
+        assert not StepSpans.of(Plan(0, (spans[0], other))).drawing_decodes
+
+
+@pytest.mark.parametrize("chunks", [False, True])
+def test_parts_begin_at_16_bytes_and_do_not_overlap(chunks: bool) -> None:
+    for tokens in (1, 2, 4, 64, 605):
+        shape = StepShape.of(tokens, 70, 64, chunks)
+        array = torch.zeros(shape.size, dtype=torch.int32)
+        for part in shape.parts(array):
+            assert part.storage_offset() % 4 == 0
+            part += 1
+        assert array.max() == 1 and shape.size % 4 == 0
 
 
 @pytest.mark.parametrize("positions", [[0], [127], [128], [131071], [0] * 1024, [131071] * 40 + [5] * 900, [999, 131071, 3]])

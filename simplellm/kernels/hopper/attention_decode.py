@@ -2,9 +2,8 @@
 
 z_j = q.k_j / 8 over the keys a token sees; out = sum_j exp(z_j) v_j / (sum_j exp(z_j) + exp(sink)), all in base 2. A CTA takes
 one KV head and the keys of one item of work.items (full layers) or of a token's window; its 8 query heads are half of M = 16.
-Of a
-token in several pieces each leaves (m, total, acc) in float32; the last to arrive adds them in order of their numbers, so the
-result does not depend on who is last. Reads 256 bytes a key and KV head, once; of keys out of sight nothing.
+Of a token in several pieces each leaves (m, total, acc) in float32; the last to arrive adds them in order of their numbers, so
+the result does not depend on who is last. Reads 256 bytes a key and KV head, once; of keys out of sight nothing.
 """
 
 from __future__ import annotations
@@ -45,18 +44,17 @@ def _step(q, k, v, seen, m, total, acc):
 
 
 @triton.jit
-def _write(out, sinks, token, h, m, total, acc, KV_HEADS: tl.constexpr):
-    """The sink joins the denominator, once; the 8 heads of acc [8 or ROWS, D] go to row `token` of out."""
+def _write(out, sink, token, h, m, total, acc, KV_HEADS: tl.constexpr):
+    """The sink [8 or ROWS] joins the denominator, once; the 8 heads of acc [8 or ROWS, D] go to row `token` of out."""
     head = tl.arange(0, acc.shape[0])
     real = head < GROUP
-    sink = tl.load(sinks + h * GROUP + head, mask=real, other=0.0).to(tl.float32)
-    denominator = total + tl.exp2(sink * LOG2E - m)
+    denominator = total + tl.exp2(sink.to(tl.float32) * LOG2E - m)
     at = (token.to(tl.int64) * KV_HEADS + h) * (GROUP * D) + head[:, None] * D + tl.arange(0, D)[None, :]
     tl.store(out + at, (acc / denominator[:, None]).to(out.dtype.element_ty), mask=real[:, None])
 
 
 @triton.jit
-def _merge(out, sinks, token, h, accs, sums, base, splits, KV_HEADS: tl.constexpr):
+def _merge(out, sink, token, h, accs, sums, base, splits, KV_HEADS: tl.constexpr):
     """Adds all pieces of a token and KV head, and writes. Loads pass the L1 by: other SMs wrote the values."""
     heads = tl.arange(0, GROUP)
     pieces = tl.arange(0, MERGED)
@@ -76,7 +74,7 @@ def _merge(out, sinks, token, h, accs, sums, base, splits, KV_HEADS: tl.constexp
         total = total * alpha + tl.sum(weight * total_part, 0)
         acc = acc * alpha[:, None] + tl.sum(weight[:, :, None] * part, 0)
         m = m_new
-    _write(out, sinks, token, h, m, total, acc, KV_HEADS)
+    _write(out, sink, token, h, m, total, acc, KV_HEADS)
 
 
 @triton.jit(repr=lambda s: "attention_window" if s.constants["WINDOW"] else "attention_full")
@@ -100,13 +98,21 @@ def _decode(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    gdc_wait()
-    gdc_launch_dependents()
     i = tl.program_id(0)
     h = tl.program_id(1)
+    head = tl.arange(0, ROWS)
+    real = head < GROUP
+    sink = tl.load(sinks + h * GROUP + head, mask=real, other=0.0)
+    sink_merged = tl.load(sinks + h * GROUP + tl.arange(0, GROUP))
+    gdc_wait()
+    if not WINDOW:
+        gdc_launch_dependents()
     token = i
     splits = 1
-    if not WINDOW:  # read whether it is a true item or not: one trip to memory together with the count
+    if WINDOW:  # read whether it is a true item or not: one trip to memory together with the count
+        row = tl.load(rows + i)
+        end = tl.load(positions + i) + 1
+    else:
         item = items + i * FIELDS
         token = tl.load(item)
         first = tl.load(item + 1) * PAGE
@@ -114,13 +120,12 @@ def _decode(
         number = tl.load(item + 3)
         splits = tl.load(item + 4)
         base = tl.load(item + 5)
+        row = tl.load(item + 6)
+        end = tl.load(item + 7)
     if i >= tl.load(counts + (1 if WINDOW else 2)):
         return
-    end = tl.load(positions + token) + 1
-    table = pages + tl.load(rows + token).to(tl.int64) * pages_stride
-    head = tl.arange(0, ROWS)
+    table = pages + row.to(tl.int64) * pages_stride
     dim = tl.arange(0, D)
-    real = head < GROUP
     own = (token.to(tl.int64) * KV_HEADS + h) * (GROUP * D)
     q = tl.load(q_ptr + own + head[:, None] * D + dim[None, :], mask=real[:, None], other=0.0)
     m = tl.full([ROWS], -float("inf"), tl.float32)
@@ -147,8 +152,10 @@ def _decode(
             m, total, acc = _step(q, k, v, seen, m, total, acc)
             page = tl.load(table + tl.minimum(start + KEYS, last - 1) // PAGE)
 
+    if WINDOW:  # the weights of the kernel behind, on their way sooner, would come before the keys
+        gdc_launch_dependents()
     if splits == 1:
-        _write(out, sinks, token, h, m, total, acc, KV_HEADS)
+        _write(out, sink, token, h, m, total, acc, KV_HEADS)
     elif not WINDOW:
         slot = ((base + number) * KV_HEADS + h) * GROUP + head
         tl.store(sums + slot * 2, m, mask=real)
@@ -158,7 +165,7 @@ def _decode(
         counter = arrived + base * KV_HEADS + h
         if tl.atomic_add(counter, 1, sem="acq_rel") == splits - 1:
             tl.store(counter, 0)
-            _merge(out, sinks, token, h, accs, sums, base, splits, KV_HEADS)
+            _merge(out, sink_merged, token, h, accs, sums, base, splits, KV_HEADS)
 
 
 @cache

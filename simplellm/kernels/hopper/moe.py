@@ -34,7 +34,6 @@ from simplellm.kernels.hopper.router import Route
 
 # pairs of a slot -> blocks of a unit, rows of a tile, warps, CTAs an SM, mma.sync or else wgmma, register limit
 CONFIG = {8: (3, 128, 4, 4, True, 128), 16: (9, 128, 8, 2, True, 128), 32: (5, 256, 16, 1, False, 128)}
-NARROW = False  # in launches of 16 columns, multiply slots of up to 8 pairs as 8 columns
 SHARED_BYTES = 227 << 10  # of an SM
 WORDS = gl.constexpr(BLOCK_WORDS)
 ACQUIRE = gl.constexpr("ld.global.acquire.gpu.u32 $0, [$1];")
@@ -145,9 +144,8 @@ def moe_kernel(
     U: gl.constexpr,
     R: gl.constexpr,
     SYNC: gl.constexpr,
-    NARROW: gl.constexpr,
 ):
-    """gate_up, or down (DOWN), of matrices of NS stripes of KB blocks. NARROW: slots of up to 8 rows as 8 columns.
+    """gate_up, or down (DOWN), of matrices of NS stripes of KB blocks. Of 16 columns a slot of up to 8 pairs takes 8.
 
     x_ptr rows of 64 KB; map_ptr[sorted pair]: gate_up, the token (row of x to read; its output stays in sorted order); down,
     the pair (row to write); gate_ptr[sorted pair] weights (down). ws_ptr [CTAs, 16 R, N] float32, cnt_ptr [CTAs] zeros.
@@ -230,7 +228,7 @@ def moe_kernel(
         gl.thread_barrier()
         # 3. unpack and multiply, the next unit's loads in flight
         where = (woff, soff, wrow, srow, NS - tile * WG, NS - t_next * WG)
-        if NARROW:
+        if SYNC and N > 8:
             if ne_cur <= 8:
                 half, base, w, s = _multiply(w, s, xs, base, nxt, where, k, kend, k_next, LM, 8, BIG, NS, KB, U, R, SYNC)
                 acc = gl.join(half, gl.zeros_like(half)).permute([0, 2, 1]).reshape([16 * R, N])
@@ -305,7 +303,6 @@ def _run(stream: Stream, x: torch.Tensor, out: torch.Tensor, route: Route, rows:
         U=unit,
         R=tile // 16,
         SYNC=sync,
-        NARROW=NARROW and sync and route.width == 16,
         num_warps=warps,
         maxnreg=registers,
     )

@@ -9,10 +9,10 @@ of the experts, and never 0. The consumer, the program of the highest id, reads 
 64 bits: a pair's place in its expert's list is a popcount. Consumers of several blocks of tokens tell one another their counts
 in the same way; they are the last programs, at most 4 of them, so that all of them run at some time whatever the GPU.
 
-Up to FUSED tokens one launch: producer (i, j) adds and norms the tokens of tile i (each j does; j = 0 keeps it), and dots them
-with the experts of slice j on the CUDA cores. Above, add_norm, then producers of TOKENS x 16 logits on the tensor cores, a
-part of the sum over k a warp. Either way a producer's weights are on their way before the wait for the kernel before.
-Moves W once a tile of tokens, x and parts once a slice (once at all above FUSED), 8 E bytes a token of keys.
+Up to FUSED tokens (FUSED_FEW of few experts) one launch: producer (i, j) adds and norms the tokens of tile i (each j; j = 0
+keeps it), and dots them with the experts of slice j on the CUDA cores. Above, add_norm, then producers of TOKENS x 16 logits on
+the tensor cores, a part of the sum over k a warp. Either way a producer's weights are on their way before it waits for the
+kernel before. Moves W once a tile of tokens, x and parts once a slice (once at all above), 8 E bytes a token of keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from simplellm.kernels.hopper.norm import add_norm
 if TYPE_CHECKING:
     from simplellm.kernels.hopper.router import Route
 
-FUSED = 16  # tokens
+FUSED, FUSED_FEW = 16, 64  # tokens; the latter of up to FEW_EXPERTS
+FEW_EXPERTS = 32
 BLOCK = tl.constexpr(64)  # tokens of a consumer: bits of a mask
 BLOCKS = tl.constexpr(4)  # consumers at most
 MOST_TOKENS = BLOCK.value * BLOCKS.value
@@ -168,7 +169,7 @@ def _make_lists(
     tl.store(gate_ptr + place, weights, mask=chosen > 0)
 
 
-@triton.jit(do_not_specialize=["T"])
+@triton.jit(do_not_specialize=["T"], repr=lambda _: "router")
 def fused_kernel(
     x_ptr,
     parts_ptr,
@@ -251,7 +252,7 @@ def fused_kernel(
                     E, EXPERTS, TOKENS, WIDTH, MOST)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["T", "consumers"])
+@triton.jit(do_not_specialize=["T", "consumers"], repr=lambda _: "router_logits")
 def logits_kernel(
     y_ptr,
     w_ptr,
@@ -343,7 +344,8 @@ def norm_and_route(
         "WIDTH": route.width,
         "MOST": triton.next_power_of_2(triton.cdiv(num_tokens, route.width)),
     }
-    if num_tokens > FUSED:
+    most = FUSED_FEW if num_experts <= FEW_EXPERTS else FUSED
+    if num_tokens > most:
         new, y = add_norm(x, parts, gain, eps)
         slices, consumers = triton.cdiv(num_experts, ROWS), triton.cdiv(num_tokens, BLOCK.value)
         tile = 8 if triton.cdiv(num_tokens, 8) * slices + consumers <= num_sms() else 16
@@ -365,7 +367,7 @@ def norm_and_route(
         *(x, x if parts is None else parts, gain, w, b, counts, new, y, *lists, eps, num_tokens),
         PARTS=0 if parts is None else parts.shape[1],
         COLUMNS=triton.next_power_of_2(hidden),
-        TOKENS=FUSED,
+        TOKENS=FUSED if num_tokens <= FUSED else most,
         TILE=tile,
         SLICE=slice_,
         num_warps=4 if tile * slice_ <= 4 else 8,

@@ -1,8 +1,8 @@
 """Times ways to do decode attention on the GPU: `python -m tests.kernels.hopper.bench_attention_decode`.
 
-For each workload, variant and number of pieces aimed at, two times in us a call: `alone`, calls in a row, each of which may
-read ahead during the one before; and `behind` a projection of one token, which fills the card and empties the L2 as in a step:
-the time of pairs less that of the projections alone. In CUDA graphs, each call with pages of its own; items have the room that
+For each workload, variant and number of pieces aimed at, two times in us a call: `alone`, calls in a row; and `before` a
+projection of one token, which fills the card, empties the L2 and begins to read its weights when it may, as in a step: the time
+of pairs less that of the projections alone. In CUDA graphs, each call with pages of its own; items have the room that
 a step's have. Medians; nothing is checked here. Kernels are compiled first, by several processes.
 """
 
@@ -11,12 +11,11 @@ import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
-from types import ModuleType
 from typing import Any
 
 import torch
 
-from simplellm.kernels.hopper import attention_decode, attention_decode_early, dense
+from simplellm.kernels.hopper import attention_decode, dense
 from simplellm.kernels.hopper.launch import compiling
 from simplellm.kernels.spans import COUNTS, ITEM, TILE_FIELDS, Spans, Work
 from tests.kernels.hopper.work import make_spans
@@ -25,50 +24,45 @@ NUM_KV, DIM, PAGE = 8, 64, 128
 WIDTH = 1024  # of the page table
 POOL = 3 << 29  # bytes of K and V that a graph reads, at the least, if that is not too many calls
 MOST, FEWEST = 48, 4  # calls a graph
-FILLER = 2880, 4096  # of the projection before: 24 MB
-WORKLOADS = [(1, 1100), (8, 1050), (64, 1050), (256, 1050), (1, 122_880), (8, 32_768)]  # sequences, keys of each
+FILLER = 2880, 4096  # of the projection behind it: 24 MB
+WORKLOADS = [
+    (1, 1100),
+    (1, 2100),
+    (2, 1050),
+    (8, 1050),
+    (64, 1050),
+    (256, 1050),
+    (1, 122_880),
+    (8, 32_768),
+]  # sequences, keys of each
 WINDOWS = [(1, 1100), (8, 1050), (64, 1050)]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A kernel with its options; `decode` as that of the module."""
+    """The kernel with other options."""
 
     name: str
-    module: ModuleType
-    options: dict[str, Any] = field(default_factory=dict)  # where they differ from the module's
-    targets: tuple[int, ...] = (64, 128, 256)  # numbers of pieces to time
+    options: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[int, ...] = (64, 128)  # numbers of pieces to time
 
     def decode(self, q, kv, pages, spans, sinks, window, out):
-        early = self.module is not attention_decode
-        options = self.module.FULL if window is None else self.module.WINDOW_ONLY if early else self.module.ONE_STEP
+        options = attention_decode.FULL if window is None else attention_decode.ONE_STEP
         before = dict(options)
         options.update(self.options)
         try:
-            self.module.decode(q, kv, pages, spans, sinks, window, out)
+            attention_decode.decode(q, kv, pages, spans, sinks, window, out)
         finally:
             options.clear()
             options.update(before)
 
 
-def early(name, *targets, **options):
-    return Variant(name, attention_decode_early, options, targets or (64, 128, 256))
-
-
 FULLS = [
-    Variant("present", attention_decode, targets=(32, 64, 128, 256)),
-    early("early, count", SPIN=False, MERGED=8),
-    early("early, spin", 32, 64, 128, 256),
-    early("early, spin, 128 registers", maxnreg=128),
-    early("early, spin, 8 warps", num_warps=8, STEP=128, STAGES=3),
-    early("early, count, 8 warps", num_warps=8, STEP=128, STAGES=3, SPIN=False),
-    early("early, spin, registers", 64, 128, STAGES=0, KEYS=64, maxnreg=168),
+    Variant("product", targets=(4, 8, 32, 64, 128, 256)),
+    Variant("128 keys a step", {"KEYS": 128, "STAGES": 2}),
+    Variant("4 warps", {"num_warps": 4}),
 ]
-WINDOW_VARIANTS = [
-    Variant("present", attention_decode),
-    early("early"),
-    early("early, 8 warps", num_warps=8),
-]
+WINDOW_VARIANTS = [Variant("product"), Variant("8 warps", {"num_warps": 8})]
 
 
 def compile_variant(place):
@@ -159,11 +153,11 @@ class Bench:
 
                 alone = microseconds(capture(lambda one=one: [one(i) for i in range(calls)])) / calls
                 pairs = microseconds(capture(lambda one=one: [(self.filler(i), one(i)) for i in range(calls)]))
-                behind = (pairs - self.fillers_alone(calls)) / calls
+                before = (pairs - self.fillers_alone(calls)) / calls
                 pieces = f"{target:4} pieces" if window is None else "window     "
                 label = f"{batch:4} x {keys:6} {variant.name:28} {pieces}"
-                rates = f"{size / alone / 1e6:5.2f} {size / behind / 1e6:5.2f} TB/s"
-                print(f"{label}: alone {alone:7.2f}, behind {behind:7.2f} us, {rates}", flush=True)
+                rates = f"{size / alone / 1e6:5.2f} {size / before / 1e6:5.2f} TB/s"
+                print(f"{label}: alone {alone:7.2f}, before {before:7.2f} us, {rates}", flush=True)
 
 
 def main():

@@ -6,9 +6,7 @@ Each line: 16 random routings in a CUDA graph, going round 3.4 GB of random pack
 call, gate_up and down, and TB/s of the weights of the experts in use, each counted once. "read" loads the same bytes, the
 experts one after another in each matrix, and does nothing with them: the ceiling, two launches. A line's result is first
 compared with that of the product's configuration. Kernels are compiled before, by processes that share Triton's cache. A kernel
-that does not end within some seconds the first time ends the process; those that wait between CTAs come last.
-
-pair: moe.py with an entry of its CONFIG, or the product's. fused: moe_fused.py with a Plan.
+that does not end within some seconds the first time ends the process.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from simplellm.kernels.hopper import moe
 from simplellm.kernels.hopper.launch import compiling, launch, num_sms
-from simplellm.kernels.hopper.moe_fused import Plan, experts_fused
 from simplellm.kernels.hopper.pack import BLOCK_WORDS, Kind, Stream
 from simplellm.kernels.hopper.router import Route, pick_width
 
@@ -44,18 +41,16 @@ class Pair(NamedTuple):
 
     width: int
     config: tuple[int, int, int, int, bool, int] | None = None
-    narrow: bool = False
 
 
-FUSED = [Plan(2, 16, 3, 1), Plan(1, 16, 6, 1), Plan(2, 8, 3, 1), Plan(1, 8, 6, 1), Plan(1, 8, 3, 2)]
 FEW = [Pair(8), Pair(8, (1, 128, 4, 4, True, 128)), Pair(8, (2, 128, 4, 4, True, 128)), Pair(8, (5, 64, 4, 4, True, 128)),
        Pair(8, (3, 64, 4, 4, True, 128))]  # fmt: skip
-MANY = [Pair(8), Pair(16), Pair(16, None, True), Pair(16, (5, 128, 8, 2, True, 128), True), Pair(16, (9, 128, 4, 2, True, 255)),
+MANY = [Pair(8), Pair(16), Pair(16, (9, 128, 4, 2, True, 255)),
         Pair(16, (3, 256, 8, 2, True, 128)), Pair(16, (5, 128, 8, 2, True, 128)), Pair(16, (15, 64, 4, 2, True, 255)),
         Pair(16, (9, 128, 8, 2, False, 128))]  # fmt: skip
-CASES: list[tuple[int, int, Plan | Pair]] = [
-    *[(num_experts, 1, v) for num_experts in (128, 32) for v in (*FEW, *FUSED)],
-    *[(num_experts, T, v) for T in (2, 4, 8) for num_experts in (128, 32) for v in (*FEW[:2], *FUSED[:3])],
+CASES: list[tuple[int, int, Pair]] = [
+    *[(num_experts, 1, v) for num_experts in (128, 32) for v in FEW],
+    *[(num_experts, T, v) for T in (2, 4, 8) for num_experts in (128, 32) for v in FEW[:2]],
     *[(32, 64, v) for v in MANY],
     *[(128, 64, v) for v in MANY[:2]],
 ]
@@ -80,33 +75,27 @@ def meta(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def build(variant: Plan | Pair) -> str:
+def build(variant: Pair) -> str:
     """Fill Triton's cache; -> registers, stack and shared memory."""
 
     def stream(kind: Kind, rows: int) -> Stream:
         words = meta(32, rows // 64, HIDDEN // 64, BLOCK_WORDS)
         return Stream(words, meta(32, rows, dtype=torch.float32), False, kind, rows, HIDDEN)
 
-    width = variant.width if isinstance(variant, Pair) else 8
-    route = Route(meta(33), meta(32), meta(32), meta(32, dtype=torch.float32), meta(1), meta(100), width)
+    route = Route(meta(33), meta(32), meta(32), meta(32, dtype=torch.float32), meta(1), meta(100), variant.width)
     with compiling() as built:
         call(variant, meta(8, HIDDEN, dtype=torch.bfloat16), route, (stream("gate_up", 2 * INNER), stream("down", HIDDEN)))
     return f"{built[0].registers} registers, {built[0].stack} stack, {built[0].shared >> 10} KB"
 
 
-def call(variant: Plan | Pair, y: torch.Tensor, route: Route, streams: tuple[Stream, Stream]) -> torch.Tensor:
-    if isinstance(variant, Plan):
-        return experts_fused(y, route, *streams, 7.0, variant)
+def call(variant: Pair, y: torch.Tensor, route: Route, streams: tuple[Stream, Stream]) -> torch.Tensor:
     moe.CONFIG[variant.width] = variant.config or PRODUCT[variant.width]
-    moe.NARROW = variant.narrow
     return moe.experts_small(y, route, *streams, 7.0)
 
 
-def label(variant: Plan | Pair) -> str:
-    if isinstance(variant, Plan):
-        return f"fused {','.join(map(str, variant))}"
+def label(variant: Pair) -> str:
     config = "product" if variant.config is None else ",".join(str(int(x)) for x in variant.config)
-    return f"pair N={variant.width} {config}{' narrow' if variant.narrow else ''}"
+    return f"pair N={variant.width} {config}"
 
 
 PRODUCT = dict(moe.CONFIG)
@@ -191,7 +180,7 @@ def build_read() -> str:
 def main() -> None:
     start = time.monotonic()
     limit = start + float(sys.argv[1] if len(sys.argv) > 1 else 55)
-    notes: dict[Plan | Pair, str] = {}
+    notes: dict[Pair, str] = {}
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         reader = pool.submit(build_read)
         builds = {variant: pool.submit(build, variant) for variant in dict.fromkeys(v for _, _, v in CASES)}
@@ -210,12 +199,12 @@ def main() -> None:
         print(f"  {label(variant)}: {note}")
     print("  E  T      us  TB/s", flush=True)
     want: dict[tuple[int, int], torch.Tensor] = {}
-    for E, T, variant in sorted(CASES, key=lambda case: isinstance(case[2], Plan)):
+    for E, T, variant in CASES:
         if time.monotonic() > limit:
             return print("out of time")
         layers = [weights[E][i % len(weights[E])] for i in range(CALLS)]
         y = torch.randn(T, HIDDEN, generator=torch.Generator().manual_seed(T)).cuda().bfloat16()
-        routes = make_routes(E, T, variant.width if isinstance(variant, Pair) else 8)
+        routes = make_routes(E, T, variant.width)
         bytes_ = sum(used for _, used in routes) / CALLS * EXPERT_BYTES
         if (E, T) not in want:
             first = make_routes(E, T, pick_width(T, E))

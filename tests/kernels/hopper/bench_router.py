@@ -1,10 +1,9 @@
-"""Times of norm_router on the GPU at hand, by router.py alone and with router_few.py.
+"""Times of norm_router on the GPU at hand.
 
     python -m tests.kernels.hopper.bench_router
 
 Each line: calls in a CUDA graph, one for each of the copies of the weights that fill 120 MB (more than the L2), with parts of
-four experts to add; the median of 7 replays, for one call. "alike": sorted pairs of both that are the same; sums in another
-order may round a logit to its neighbour, and a choice may then be another one.
+four experts to add; the median of 7 replays, for one call.
 """
 
 from collections.abc import Callable
@@ -20,11 +19,10 @@ from simplellm.kernels.hopper.router import Route
 from simplellm.kernels.spans import COUNTS, Spans, Work
 
 HIDDEN, BYTES, REPLAYS = 2880, 120_000_000, 7
-TOKENS, EXPERTS = (1, 2, 8, 16, 32, 64, 128, 256), (32, 128)
-WAYS = (0, 256)  # tokens up to which router_few.py does it
+TOKENS, EXPERTS = (1, 2, 8, 16, 32, 64, 128, 256, 1024), (32, 128)
 
 
-def calls(num_tokens: int, num_experts: int, few: int, device: str = "cuda") -> list[Callable[[], Route]]:
+def calls(num_tokens: int, num_experts: int, device: str = "cuda") -> list[Callable[[], Route]]:
     """A call for each copy of the weights."""
 
     def normal(*shape: int) -> torch.Tensor:
@@ -40,7 +38,6 @@ def calls(num_tokens: int, num_experts: int, few: int, device: str = "cuda") -> 
     spans = Spans(nothing, nothing, None, Work(counts, nothing, nothing))
 
     def call(w: torch.Tensor) -> Route:
-        router.FEW = few
         return router.norm_router(x, parts, gain, 1e-5, w, bias, 4, spans)[2]
 
     copies = BYTES // (2 * weight.numel()) if device == "cuda" else 1
@@ -65,8 +62,7 @@ def microseconds(functions: list[Callable[[], Route]]) -> float:
 
 def build(num_tokens: int, num_experts: int) -> None:
     with compiling():
-        for few in WAYS:
-            calls(num_tokens, num_experts, few, "meta")[0]()
+        calls(num_tokens, num_experts, "meta")[0]()
 
 
 def main() -> None:
@@ -74,14 +70,10 @@ def main() -> None:
         builds = [pool.submit(build, num_tokens, num_experts) for num_tokens in TOKENS for num_experts in EXPERTS]
         for done in builds:
             done.result()
-    print("experts  tokens  router us  with router_few  alike")
+    print("experts  tokens      us")
     for num_experts in EXPERTS:
         for num_tokens in TOKENS:
-            ways = [calls(num_tokens, num_experts, few) for few in WAYS]
-            old, new = (way[0]().pair for way in ways)
-            times = [microseconds(way) for way in ways]
-            alike = float((old == new).float().mean())
-            print(f"{num_experts:7} {num_tokens:7} {times[0]:10.2f} {times[1]:16.2f} {alike:6.3f}", flush=True)
+            print(f"{num_experts:7} {num_tokens:7} {microseconds(calls(num_tokens, num_experts)):7.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def test_a_graph_serves_any_number_of_decodes(window):
 def test_the_twin_decides_what_is_wrong():
     """One key too few or too many, the sink once a piece, counters left behind: each is rejected."""
     short, long = decodes(EDGES, num_kv=1), decodes([6000, 3], num_kv=1, sink=6.0)
-    sink = "tl.exp2(tl.load(sinks + h * GROUP + head, mask=real, other=0.0).to(tl.float32) * LOG2E - m)"
+    sink = "tl.exp2(sink.to(tl.float32) * LOG2E - m)"
     for old, new, case, window in (
         ("tl.maximum(end - WINDOW, 0)", "tl.maximum(end - WINDOW + 1, 0)", short, 128),
         ("tl.maximum(end - WINDOW, 0)", "tl.maximum(end - WINDOW - 1, 0)", short, 128),

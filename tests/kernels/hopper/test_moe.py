@@ -85,10 +85,14 @@ def test_small_models(hidden, inner, batch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("skewed", [False, True])
-def test_few_rows_as_eight_columns(skewed, monkeypatch) -> None:
-    monkeypatch.setattr(moe, "NARROW", True)
-    check(moe, make_layer(32, 2880, 2880), 64, skewed)
+def test_as_many_pairs_as_the_120b_takes_at_512_tokens() -> None:
+    check(moe, make_layer(128, 2880, 2880), 512)
+
+
+@pytest.mark.gpu
+def test_a_long_slot_taken_for_a_short_one_is_noticed() -> None:
+    with pytest.raises(AssertionError):
+        check(broken(moe, "if ne_cur <= 8:", "if ne_cur <= 16:"), make_layer(32, 2880, 2880), 64)
 
 
 @pytest.mark.gpu

@@ -13,15 +13,16 @@ from tests.kernels.hopper.routes import make_route, poisoned
 BF16 = torch.bfloat16
 SIZES = {"20b": (2880, 32), "120b": (2880, 128), "built-in": (256, 8), "test": (128, 8)}  # H, E
 LAUNCHES = [("test", 1, 1), ("built-in", 3, 2), ("20b", 1, 1), ("20b", 8, 8), ("20b", 40, 33), ("120b", 64, 64), ("120b", 1, 0)]
-LAUNCHES += [("120b", 8, 7), ("120b", 16, 16), ("120b", 256, 200)]
+LAUNCHES += [
+    ("120b", 8, 7),
+    ("120b", 16, 16),
+    ("120b", 256, 200),
+    ("20b", 64, 64),
+    ("test", 257, 256),
+    ("120b", 512, 500),
+    ("120b", 768, 768),
+]
 LAUNCHES += [("test", 65, 60), ("20b", 256, 250), ("120b", 100, 90), ("120b", 2500, 2400), ("20b", 32768, 32768)]
-
-
-@pytest.fixture(params=[0, router_few.MOST_TOKENS], ids=["router", "router_few"], autouse=True)
-def few(request, monkeypatch) -> int:
-    """By router.py alone, and with router_few.py for as many tokens as it can do."""
-    monkeypatch.setattr(router, "FEW", request.param)
-    return request.param
 
 
 def spans(num_tokens: int) -> Spans:
@@ -55,20 +56,18 @@ def check_exact(module, size, padded, num, with_parts=True) -> None:
     assert torch.equal(route.offsets, want.offsets) and int(route.num_tokens) == num and route.width == want.width
     for got, all_of_it in ((route.token, want.token), (route.pair, want.pair)):
         assert torch.equal(got[: 4 * num], all_of_it[: 4 * num])
-    assert (route.slots is None) == (padded > router.SMALL)
+    assert (route.slots is None) == (padded > max(256, 6 * num_experts))
     if route.slots is not None:
         assert want.slots is not None and torch.equal(route.slots[: len(want.slots)], want.slots)
     gate, wanted = route.gate[: 4 * num], want.gate[: 4 * num]
     assert ((gate - wanted).abs() <= wanted / 128).all()  # one step of bfloat16, where float32's exp is on the edge
     assert num == 0 or (gate == wanted).float().mean() > 0.98
-    assert not module._arrived(x.device).any() and not any(words.any() for words in module.router_few.mail(x.device))
+    assert not any(words.any() for words in module.router_few.mail(x.device))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("size", "padded", "num"), LAUNCHES)
-def test_exact_sums_and_lists(size, padded, num, few) -> None:
-    if few and padded > few:
-        pytest.skip("no other than router.py alone")
+def test_exact_sums_and_lists(size, padded, num) -> None:
     check_exact(router, size, padded, num)
 
 
@@ -100,31 +99,28 @@ def test_random_data(padded) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("old", "new", "padded"),
+    ("old", "new", "size"),
     [
-        ('left = tl.where(mine, float("-inf"), left)', "left = left + 0", 8),
-        ("tl.cumsum(mine.to(tl.int32), 0) - 1", "tl.cumsum(mine.to(tl.int32), 0) * 0", 8),
-        ("expert[:, None] + 0 * j", "expert[:, None] + 1 + 0 * j", 8),
-        ("+ bias).to", ").to", 8),
-        ("(block < me)[:, None]", "(block < 0)[:, None]", 100),
-        ("return_indices=True)", "return_indices=True, return_indices_tie_break_left=False)", 100),
+        ('left = tl.where(mine, float("-inf"), left)', "left = left + 0", "test"),
+        ("tl.cumsum(mine.to(tl.int32), 0) - 1", "tl.cumsum(mine.to(tl.int32), 0) * 0", "test"),
+        ("+ bias[None, :]", "", "test"),
+        ("(block < me)[:, None]", "(block < 0)[:, None]", "test"),
+        ("return_indices=True)", "return_indices=True, return_indices_tie_break_left=False)", "test"),
+        ("tl.arange(0, EXPERTS)[:, None] + 0 * j", "tl.arange(0, EXPERTS)[:, None] + 1 + 0 * j", "120b"),
     ],
     ids=[
         "one chosen twice",
         "all in one place",
-        "slots of the next expert",
         "no bias",
         "blocks in one place",
         "ties to the higher",
+        "slots of the next expert",
     ],
 )
-def test_a_broken_router_is_noticed(old, new, padded, few) -> None:
-    if few:
-        pytest.skip("these lines are of router.py's own kernels")
+def test_a_broken_router_is_noticed(old, new, size) -> None:
     module = broken(router, old, new)
-    module.FEW = 0
     with pytest.raises(AssertionError):
-        check_exact(module, "test", padded, padded)
+        check_exact(module, size, 300, 300)
 
 
 @pytest.mark.gpu
@@ -133,7 +129,8 @@ def test_a_broken_router_is_noticed(old, new, padded, few) -> None:
     [
         ("left = tl.where(left == top[:, None], 0, left)", "left = left + 0", 8),
         ("_count_bits(tl.gather(masks, of, 0) & earlier)", "0 * earlier.to(tl.int32)", 8),
-        ("+ bias[:, None]", "", 64),
+        ("1) + bias)", "1))", 64),
+        ("+ bias[:, None]", "", 100),
         ("other < me, found", "other < 0, found", 100),
         ("bits + 0x8000, 0xFFFF - bits", "bits + 0x8000, bits", 100),
         ("tl.store(at, tl.zeros_like(words)", "tl.store(at, words", 8),
@@ -142,14 +139,13 @@ def test_a_broken_router_is_noticed(old, new, padded, few) -> None:
         "one chosen again and again",
         "all in one place",
         "no bias",
+        "no bias by MMA",
         "blocks in one place",
         "negative logits upside down",
         "words left behind",
     ],
 )
-def test_a_broken_router_few_is_noticed(old, new, padded, few, monkeypatch) -> None:
-    if not few:
-        pytest.skip("these lines are of router_few.py")
+def test_a_broken_router_few_is_noticed(old, new, padded, monkeypatch) -> None:
     monkeypatch.setattr(router, "router_few", broken(router_few, old, new))
     with pytest.raises(AssertionError):
         check_exact(router, "test", padded, padded)
