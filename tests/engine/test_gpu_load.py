@@ -4,6 +4,8 @@ prompts of the model's whole context; memory that holds NaN at the start changes
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from random import Random
 
 import pytest
@@ -72,32 +74,30 @@ def test_a_prompt_of_the_whole_context() -> None:
         with LLM(progress=False, max_running=4, num_pages=2500, prompt_budget=budget) as llm:
             answers += [llm.generate([prompt], **GREEDY).result()[0] for _ in range(2)]
             assert answers[-1].cached_tokens > 130_000
-    assert len({tuple(answer.token_ids) for answer in answers}) == 1
+    tokens = [answer.token_ids for answer in answers]
+    assert all(any(ids) for ids in tokens) and tokens.count(tokens[0]) == len(tokens), tokens  # nothing but token 0 is NaN
 
 
-def poison() -> None:
-    """Leave NaN in nearly all of the memory that is free on the GPU: what an engine does not write it must not read."""
-    torch.cuda.empty_cache()
-    blocks = []
-    while torch.cuda.mem_get_info()[0] > 3 << 30:
-        blocks.append(torch.full((1 << 29,), torch.nan, dtype=torch.float32, device="cuda"))
-    torch.cuda.synchronize()
-    blocks.clear()
-    torch.cuda.empty_cache()
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Whatever is allocated meanwhile holds NaN, or the largest integer: what an engine does not write it must not read."""
+    torch.use_deterministic_algorithms(True, warn_only=True)  # fills what torch.empty makes, in graphs at each replay
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation")
 @pytest.mark.parametrize("budget", [16_384, 5_000])
 def test_what_was_in_memory_before_changes_nothing(budget: int) -> None:
     """Prompts of all kinds, from the prefix cache too, in an engine that finds NaN wherever it did not write."""
     random = Random(4)
     prompts = [[random.randrange(3, 1000) for _ in range(num)] for num in (1, 2, 127, 129, 3000, 40_000)]
     answers = []
-    for poisoned in (False, True):
-        if poisoned:
-            poison()
-        with LLM(progress=False, max_running=8, num_pages=1200, prompt_budget=budget) as llm:
+    for before in (nullcontext(), poisoned()):
+        with before, LLM(progress=False, max_running=8, num_pages=1200, prompt_budget=budget) as llm:
             for _ in range(2):
-                answers.append([output.token_ids for output in llm.generate(prompts, **GREEDY).result()])
                 answers.append([llm.generate([prompt], **GREEDY).result()[0].token_ids for prompt in prompts])
-    assert all(any(ids) for run in answers for ids in run), "nothing but token 0: NaN"
-    assert answers[1] == answers[5] and answers[3] == answers[7]
+    assert all(any(ids) for run in answers for ids in run), f"nothing but token 0, which is NaN: {answers}"
+    assert answers[:2] == answers[2:]
