@@ -151,6 +151,11 @@ class Loop:
         self._failures = 0
 
     def _take(self, plan: Plan, results: Results, events: list[Event]) -> None:
+        broken = [rid for rid, token in results.tokens.items() if token < 0]
+        for rid in broken:
+            self._fail(rid, "no logit of the model's output is a number", events)
+        if broken:  # nor may what it computed be found again
+            self.scheduler.forget_written(0)
         new = self.scheduler.commit(plan, results)
         for event in new:
             if event.finish_reason is not None:

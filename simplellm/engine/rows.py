@@ -85,5 +85,5 @@ class Rows:
         """Note what was drawn, for rows with penalties."""
         for i, span in enumerate(spans):
             start = self.starts[span.row]
-            if start is not None and start.penalty_slot is not None:
+            if start is not None and start.penalty_slot is not None and tokens[i] >= 0:
                 self.counts[start.penalty_slot, tokens[i]] += 1

@@ -127,11 +127,11 @@ class Runner:
         positions = self._tensor([span.end for span in spans])
         logits = self.rows.adjust(raw, spans, masks)
         tokens = kernels.sample(logits, *self.rows.settings(rows), positions)
-        self.newest[rows] = tokens
+        self.newest[rows] = tokens.clamp(min=0)
         self.rows.count(spans, tokens)
         for i, span in enumerate(spans):
             sampling = self.rows.sampling[span.row]
-            if sampling.logprobs:
+            if sampling.logprobs and tokens[i] >= 0:
                 top = kernels.logprobs(raw[i : i + 1], tokens[i : i + 1], sampling.top_logprobs)
                 pending.logprobs[span.rid] = _logprobs(tokens[i : i + 1], *top)[0]
         return tokens

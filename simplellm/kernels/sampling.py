@@ -86,8 +86,9 @@ def sample_ref(
     """logits [N, V] f32 (forbidden tokens -inf), settings [N] -> tokens [N] int64.
 
     temperature 0 is greedy (the lowest id of equal ones); top_k 0, top_p 1, min_p 0 are off; `positions` is where the
-    drawn token will stand.
+    drawn token will stand. A NaN counts as -inf; a row with nothing above that draws -1.
     """
+    logits = logits.masked_fill(logits.isnan(), -torch.inf)
     tokens = logits.argmax(-1)
     drawn = (temperature > 0).nonzero().flatten()
     if len(drawn):
@@ -95,7 +96,7 @@ def sample_ref(
         if bool(((top_k > 0) | (top_p < 1) | (min_p > 0))[drawn].any()):
             scaled = scaled.masked_fill(~_keep(scaled, top_k[drawn], top_p[drawn], min_p[drawn]), -torch.inf)
         tokens[drawn] = (scaled + race(seeds[drawn], positions[drawn], logits.shape[1])).argmax(-1)
-    return tokens
+    return tokens.masked_fill(~(logits > -torch.inf).any(-1), -1)
 
 
 def logprobs_ref(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

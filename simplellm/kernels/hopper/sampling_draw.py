@@ -61,7 +61,10 @@ def race(logits: torch.Tensor, draws: torch.Tensor, tables: Tables, cut: Cut | N
 
 
 def finish(scores: torch.Tensor, ids: torch.Tensor, draws: torch.Tensor, tokens: torch.Tensor, newest: torch.Tensor) -> None:
-    """tokens [n] and, for rows that draw, newest[row]: the best candidate's token; 0 in `tokens` for the others."""
+    """tokens [n] and, for rows that draw, newest[row]: the best candidate's token; 0 in `tokens` for the others.
+
+    A row in which no logit is above -inf (NaN is not) has no candidate: -1, and newest 0.
+    """
     num_rows, chunks = scores.shape
     block = triton.next_power_of_2(chunks)
     launch(_finish, (num_rows,), scores, ids, chunks, draws, tokens, newest, BLOCK=block, num_warps=1)
@@ -130,9 +133,11 @@ def _finish(scores, ids, chunks, draws, tokens, newest, BLOCK: tl.constexpr):
     at = tl.arange(0, BLOCK)
     score = tl.load(scores + i * chunks + at, mask=at < chunks, other=-float("inf"))
     token = tl.load(ids + i * chunks + at, mask=at < chunks, other=0x7FFFFFFF)
-    token = tl.min(tl.where(score == tl.max(score), token, 0x7FFFFFFF))
+    best = tl.max(score)
+    token = tl.min(tl.where(score == best, token, 0x7FFFFFFF))
+    token = tl.where(best == -float("inf"), -1, token)
     tl.store(tokens + i, token)
-    tl.store(newest + row, token)
+    tl.store(newest + row, tl.maximum(token, 0))
 
 
 @triton.jit

@@ -124,6 +124,8 @@ def _report(
     if row < 0:
         return
     token = tl.load(tokens + i)
+    if token < 0:  # nothing was drawn, since no logit is a number
+        return
     if setting(settings, row, LOGPROBS) != 0:
         at = tl.arange(0, TILES)
         pairs = masses + 2 * (i * tiles + at)

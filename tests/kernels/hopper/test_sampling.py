@@ -158,10 +158,13 @@ def run(num_rows, vocab_size, starts, masks=None, full=True, seed=0, logits=None
     assert work[kept].isneginf().equal(want.isneginf())
     torch.testing.assert_close(work[kept], want, rtol=1e-6, atol=1e-5)
     assert torch.equal(work[left_out], raw[left_out]), "the logits of a row that draws nothing were changed"
-    check_tokens(own, want, own_starts, positions[kept].to(DEVICE))
+    drawn = own >= 0
+    assert torch.equal(drawn, (want > -torch.inf).any(-1)), "a row without a candidate"
+    drawing = [start for start, draws_one in zip(own_starts, drawn.tolist(), strict=True) if draws_one]
+    check_tokens(own[drawn], want[drawn], drawing, positions[kept].to(DEVICE)[drawn])
     taken = torch.tensor([start.row for start in own_starts], device=DEVICE)
-    assert torch.equal(newest[taken], own) and (newest == -7).sum() == NUM_ROWS - len(kept)
-    check_counts(rows, slots_before, own_starts, own)
+    assert torch.equal(newest[taken], own.clamp(min=0)) and (newest == -7).sum() == NUM_ROWS - len(kept)
+    check_counts(rows, slots_before, drawing, own[drawn])
     check_logprobs(out, raw, tokens, starts, kept)
     return tokens
 
@@ -229,7 +232,7 @@ def test_edges(name):
 
 @pytest.mark.parametrize("options", [{}, {"top_p": 0.7}, {"top_k": 9}, {"temperature": 0}], ids=str)
 def test_extreme_logits(options):
-    """All equal; all but one forbidden; all forbidden (token 0, as the twin); one far above; one far below."""
+    """All equal; all but one forbidden; all forbidden (-1, as the twin); one far above; one far below."""
     logits = torch.zeros(5, 1_536)
     logits[1:3] = -torch.inf
     logits[1, 1_535] = -3.0
@@ -237,7 +240,22 @@ def test_extreme_logits(options):
     starts = make_starts(5, 1_536, plain=True, **{"temperature": 1.0} | options)
     for full in (True, False) if options in ({}, {"temperature": 0}) else (True,):
         tokens = run(5, 1_536, starts, full=full, logits=logits.to(DEVICE), skip=False).tolist()
-        assert tokens[1:4] == [1_535, 0, 700]
+        assert tokens[1:4] == [1_535, -1, 700]
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_nan_is_never_drawn(full):
+    """A row of NaN draws nothing; of others NaN is left out."""
+    starts, logits = make_starts(3, 1_536, plain=True, temperature=0), make_logits(3, 1_536)
+    logits[1], logits[2, ::2] = torch.nan, torch.nan
+    rows = GpuRows(NUM_ROWS, NUM_SLOTS, 1_536, torch.device(DEVICE))
+    rows.start(starts)
+    draws = torch.tensor([[start.row, 50] for start in starts], dtype=torch.int32, device=DEVICE)
+    tokens = torch.full((3,), -7, dtype=torch.int32, device=DEVICE)
+    newest = torch.full((NUM_ROWS,), -7, dtype=torch.int32, device=DEVICE)
+    rows.draw(logits.clone(), draws, tokens, newest, LogprobTensors.empty(3, torch.device(DEVICE)), full)
+    assert tokens.tolist() == [int(logits[0].argmax()), -1, int(logits[2].nan_to_num(-torch.inf).argmax())]
+    assert newest[[start.row for start in starts]].tolist() == tokens.clamp(min=0).tolist()
 
 
 def test_min_p_1_with_one_allowed_token():
