@@ -37,8 +37,11 @@ def test_in_a_pipe_lines_are_messages_and_there_are_no_prompts_or_escape_codes(t
     assert not (tmp_path / "simplellm").exists(), "a pipe's lines went into the history"
 
 
-# A session's leader owns the first terminal that it opens, whose Ctrl-C then reaches it
-OWN_TERMINAL = "import os, sys; os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.argv[1], sys.argv[1:])"
+# A session's leader owns the first terminal that it opens, whose Ctrl-C then reaches it; a shell's background jobs ignore that
+OWN_TERMINAL = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.close(os.open(os.ttyname(0), os.O_RDWR)); os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 class Terminal:
