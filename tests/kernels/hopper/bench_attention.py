@@ -4,11 +4,10 @@ Decode: us a layer and TB/s of K and V, in CUDA graphs over several layers' page
 configurations. Chunks: ms and TFLOP/s, 256 FLOP a pair of a head's query and a key it sees. Medians; nothing is checked here.
 """
 
-import statistics
-
 import torch
 
 from simplellm.kernels.hopper import attention_chunk, attention_decode
+from tests.kernels.hopper.timing import median_microseconds
 from tests.kernels.hopper.work import make_spans
 
 NUM_KV, DIM, PAGE = 8, 64, 128
@@ -24,16 +23,7 @@ def pool(num_layers, num_pages):
 
 
 def milliseconds(run, rounds):
-    run()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return statistics.median(times)
+    return median_microseconds(run, rounds) / 1000
 
 
 def inputs(spans, num_decodes):

@@ -7,7 +7,6 @@ a step's have. Medians; nothing is checked here. Kernels are compiled first, by 
 """
 
 import gc
-import statistics
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
@@ -18,6 +17,7 @@ import torch
 from simplellm.kernels.hopper import attention_decode, dense
 from simplellm.kernels.hopper.launch import compiling
 from simplellm.kernels.spans import COUNTS, ITEM, TILE_FIELDS, Spans, Work
+from tests.kernels.hopper.timing import median_microseconds
 from tests.kernels.hopper.work import make_spans
 
 NUM_KV, DIM, PAGE = 8, 64, 128
@@ -93,16 +93,7 @@ def capture(run):
 
 
 def microseconds(graph, rounds=11):
-    graph.replay()
-    times = []
-    for _ in range(rounds):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    return statistics.median(times)
+    return median_microseconds(graph.replay, rounds)
 
 
 def with_room(spans, num_items):

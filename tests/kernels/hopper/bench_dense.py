@@ -22,6 +22,7 @@ from simplellm.kernels.hopper import dense
 from simplellm.kernels.hopper.dense import PLANS, Gemv, Ring
 from simplellm.kernels.hopper.launch import compiling
 from tests.kernels.hopper.test_dense import Qkv, make_qkv
+from tests.kernels.hopper.timing import median_microseconds
 
 CALLS, REPLAYS = 16, 7
 SHAPES = {"qkv": (5120, 2880), "linear": (2880, 4096), "logits": (201088, 2880)}
@@ -112,15 +113,7 @@ def microseconds(functions: list[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for i in range(CALLS):
             functions[i % len(functions)]()
-    times: list[float] = []
-    for _ in range(REPLAYS + 1):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / CALLS)
-    return sorted(times[1:])[REPLAYS // 2]
+    return median_microseconds(graph.replay, REPLAYS) / CALLS
 
 
 def main() -> None:

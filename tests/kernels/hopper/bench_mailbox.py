@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from simplellm.kernels.hopper.mailbox import HEADER, SLOTS, receive, send
+from tests.kernels.hopper.timing import median_microseconds
 
 SIZES, TOKENS = (544, 1288, 13_000, 68_000), (1, 64, 1024)  # arrays of 1 and 64 decodes, of 1,024, of a prompt
 IDLE, STEPS = 400_000, 400  # clock cycles, about 0.2 ms
@@ -39,15 +40,7 @@ def record(run: Callable[[], object], times: int = 1) -> torch.cuda.CUDAGraph:
 
 def microseconds(run: Callable[[], object], calls: int = 50) -> float:
     """One call's, of `calls` in a graph."""
-    graph, times = record(run, calls), []
-    for _ in range(8):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / calls)
-    return sorted(times[1:])[3]
+    return median_microseconds(record(run, calls).replay) / calls
 
 
 def a_step(step: Callable[[], object]) -> float:

@@ -29,6 +29,7 @@ from simplellm.kernels.hopper import moe
 from simplellm.kernels.hopper.launch import compiling, launch, num_sms
 from simplellm.kernels.hopper.pack import BLOCK_WORDS, Kind, Stream
 from simplellm.kernels.hopper.router import Route, pick_width
+from tests.kernels.hopper.timing import median_microseconds
 
 HIDDEN = INNER = 2880
 CALLS, REPLAYS, PATIENCE = 16, 7, 5.0
@@ -158,15 +159,7 @@ def timed(calls: list[Callable[[], object]]) -> float:
     with torch.cuda.graph(graph):
         for function in calls:
             function()
-    times = []
-    for _ in range(REPLAYS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times[1:])[REPLAYS // 2]
+    return median_microseconds(graph.replay, REPLAYS) / len(calls)
 
 
 def build_read() -> str:

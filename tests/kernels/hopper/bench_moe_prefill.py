@@ -20,14 +20,14 @@ from simplellm.kernels.hopper import moe_prefill as moe
 from simplellm.kernels.hopper.launch import compiling
 from simplellm.kernels.hopper.pack import BLOCK_WORDS, Kind, Stream
 from simplellm.kernels.hopper.router import Route
+from tests.kernels.hopper.timing import median_microseconds
 
 HIDDEN = INNER = 2880
-N32, N64, N128 = (v for _, v in moe.VARIANTS)
+N64, N128 = (v for _, v in moe.VARIANTS)
 WIDE = moe.WIDEST
 CANDIDATES = {  # by mean rows an expert, up to
-    12: [N32, N64],
-    24: [N32, N64, N128],
-    70: [N64, replace(N64, unit=5), N128, N32],
+    24: [N64, N128],
+    70: [N64, replace(N64, unit=5), N128],
     140: [N128, replace(N128, unit=5), N64, WIDE],
     600: [N128, WIDE, replace(WIDE, lag=False)],
     9999: [WIDE, replace(WIDE, lag=False), replace(WIDE, unit=5), N128, replace(N128, lag=True)],
@@ -75,15 +75,7 @@ def timed(calls: list[Callable[[], object]], reps: int) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
-    for _ in range(reps + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times[1:])[reps // 2]
+    return median_microseconds(graph.replay, reps) / len(calls)
 
 
 def main() -> None:

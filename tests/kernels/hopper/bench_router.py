@@ -17,6 +17,7 @@ from simplellm.kernels.hopper import router
 from simplellm.kernels.hopper.launch import compiling
 from simplellm.kernels.hopper.router import Route
 from simplellm.kernels.spans import COUNTS, Spans, Work
+from tests.kernels.hopper.timing import median_microseconds
 
 HIDDEN, BYTES, REPLAYS = 2880, 120_000_000, 7
 TOKENS, EXPERTS = (1, 2, 8, 16, 32, 64, 128, 256, 1024), (32, 128)
@@ -49,15 +50,7 @@ def microseconds(functions: list[Callable[[], Route]]) -> float:
     with torch.cuda.graph(graph):
         for function in functions:
             function()
-    times = []
-    for _ in range(REPLAYS + 1):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1000 / len(functions))
-    return sorted(times[1:])[REPLAYS // 2]
+    return median_microseconds(graph.replay, REPLAYS) / len(functions)
 
 
 def build(num_tokens: int, num_experts: int) -> None:

@@ -7,6 +7,7 @@ import torch
 
 from simplellm.engine.gpu_rows import GpuRows, LogprobTensors
 from simplellm.request import RowStart, Sampling
+from tests.kernels.hopper.timing import median_microseconds
 
 VOCAB_SIZE = 201_088
 KINDS = {
@@ -33,15 +34,7 @@ def measure(num_rows: int, options: dict, full: bool) -> float:
     with torch.cuda.graph(graph):
         for one in logits:
             rows.draw(one, draws, tokens, newest, out, full)
-    times = []
-    for _ in range(8):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / copies)
-    return sorted(times)[len(times) // 2]
+    return median_microseconds(graph.replay) / copies
 
 
 def main() -> None:
